@@ -1,0 +1,3 @@
+//! The actors: the only directory that imports `ractor`.
+//!
+//! May import: domain, store, ports, limits, telemetry, ractor, tokio. Never: async_nats, jetstream, configuration shapes.

@@ -1,0 +1,1 @@
+//! SIGTERM, SIGINT and SIGHUP as a stream of Stop, StopNow and Reload.
