@@ -1,1 +1,108 @@
 //! The command line: one file a verb; tables and JSON are rendered in one place.
+//!
+//! A verb is a function from plain values to an [`Exit`] or a [`CliError`]; only this file knows clap. May import: admin,
+//! config, daemon, store and actors by their public calls, telemetry; jetstream only in doctor, verify and bench.
+
+pub mod error;
+pub mod explain;
+pub mod render;
+mod shell;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand, ValueHint};
+
+pub use error::{CliError, Exit};
+
+const EXAMPLES: &str = "\
+Examples:
+  outboxd explain 78
+  outboxd completions bash > /etc/bash_completion.d/outboxd
+
+Exit codes: 0 ok, 1 failure, 2 usage, 3 partly, 69 unavailable, 70 internal, 78 configuration
+(`outboxd explain CODE` tells more).";
+
+/// The transactional outbox for SQLite, delivered by NATS JetStream.
+#[derive(Debug, Parser)]
+#[command(name = "outboxd", version, after_help = EXAMPLES, propagate_version = false, max_term_width = 100)]
+pub struct Cli {
+    /// Configuration file; else OUTBOXD_CONFIG, /etc/outboxd/config.toml, ./config.toml, the first that exists
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Say what an exit code or a JetStream code means, and what to do
+    Explain {
+        /// An exit code such as 78, a JetStream code such as 10077, or `all`
+        code: String,
+    },
+    /// Print the completion script of a shell
+    Completions { shell: clap_complete::Shell },
+    /// Write the manual pages into a folder
+    Man {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+    /// Print versions of outboxd and of what it is built on
+    Version,
+}
+
+/// The whole program: parses the arguments, does the verb, says what went wrong.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // a reader that went away is nobody to complain to
+            let _ = error.print();
+            return match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Ok,
+                _ => Exit::Usage,
+            };
+        }
+    };
+    match dispatch(cli) {
+        Ok(exit) => exit,
+        Err(error) => {
+            if !error.what.is_empty() {
+                render::complain(&format!("outboxd: {error}"));
+            }
+            error.exit
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<Exit, CliError> {
+    match cli.verb {
+        Verb::Explain { code } => explain::explain(&code),
+        Verb::Completions { shell } => shell::completions(shell),
+        Verb::Man { dir } => shell::man(&dir),
+        Verb::Version => shell::version(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_of_the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_unknown_verb_is_a_usage_error_and_help_is_none() {
+        let run = |args: &[&str]| main(args.iter().map(OsString::from));
+        assert_eq!(run(&["outboxd", "publsh"]), Exit::Usage);
+        assert_eq!(run(&["outboxd"]), Exit::Usage);
+        assert_eq!(run(&["outboxd", "--help"]), Exit::Ok);
+        assert_eq!(run(&["outboxd", "explain", "78"]), Exit::Ok);
+    }
+}
