@@ -31,3 +31,5 @@ pub mod ports;
 pub mod signals;
 pub mod store;
 pub mod telemetry;
+#[doc(hidden)]
+pub mod testbed;
