@@ -13,16 +13,8 @@ use tokio::sync::{mpsc, watch};
 use crate::domain::event::Millis;
 use crate::domain::settle::Outcome;
 
-/// One message, ready for the wire: legal subject, legal headers, unchanged payload.
-#[derive(Clone, Debug)]
-pub struct Message {
-    pub subject: String,
-    /// `Nats-Msg-Id`: `{source}:{event_id}`. Not repeated in `headers`.
-    pub msg_id: String,
-    /// In the order in which they are written; names are unique.
-    pub headers: Vec<(String, String)>,
-    pub payload: Bytes,
-}
+/// One message, ready for the wire.
+pub use crate::domain::wire::WireMessage as Message;
 
 /// What is handed to the broker at once: one message, or a run of one aggregate that is stored whole or not at all
 /// (an atomic batch). Exactly one [`Report`] comes back for each ticket, whatever happens.

@@ -5,6 +5,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use crate::domain::backoff::Jitter;
+pub use crate::domain::wire::Format;
+
 /// The whole configuration, valid: every relation between keys has been checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -106,12 +109,6 @@ pub struct Relay {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    Envelope,
-    CloudEvents,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
     Aggregate,
     None,
@@ -129,12 +126,6 @@ pub struct Backoff {
     pub factor: f64,
     pub cap: Duration,
     pub jitter: Jitter,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Jitter {
-    Full,
-    None,
 }
 
 #[derive(Clone, Debug, PartialEq)]

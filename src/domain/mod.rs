@@ -1,7 +1,12 @@
 //! Pure decisions: no clock, no randomness, no async, no input or output.
 //!
-//! Time and chance are arguments (`now`, `draw`). May import: std, bytes, thiserror, serde_json for reading envelopes.
+//! Time and chance are arguments (`now`, `draw`). May import: std, bytes, thiserror, limits, serde and
+//! serde_json for reading JSON.
 
 pub mod backoff;
 pub mod event;
+pub mod headers;
+pub mod rfc3339;
 pub mod settle;
+pub mod subject;
+pub mod wire;
