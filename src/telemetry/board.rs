@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::progress::Loops;
 use crate::domain::event::Millis;
 
 /// State of the daemon as `status` names it.
@@ -64,6 +65,8 @@ pub struct Facts {
     pub config_last_reload: String,
     pub config_last_reload_message: String,
     pub config_last_reload_at: Millis,
+    /// When the running configuration came into force: the start, or the last accepted reload.
+    pub config_applied_at: Millis,
     pub http_listen: String,
     pub http_problem: String,
     /// The write lock has been held by another process since this instant; 0 where it is not.
@@ -75,16 +78,24 @@ pub struct Facts {
 
 /// Shared by everything in the daemon.
 #[derive(Clone, Debug, Default)]
-pub struct Board(Arc<Mutex<Facts>>);
+pub struct Board {
+    facts: Arc<Mutex<Facts>>,
+    loops: Loops,
+}
 
 impl Board {
     /// A copy of the facts as they are now.
     pub fn read(&self) -> Facts {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Changes some facts; `change` must be short and must not block.
     pub fn write<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.facts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The signs of life of the daemon's loops: each registers here, beats or rests.
+    pub fn loops(&self) -> &Loops {
+        &self.loops
     }
 }

@@ -1,5 +1,9 @@
-//! What the daemon tells about itself: the board of live facts, metrics, logging.
+//! What the daemon tells about itself: the board of live facts, signs of life, metrics, logging, the service manager.
 //!
 //! May import: domain, limits.
 
 pub mod board;
+pub mod logging;
+pub mod metrics;
+pub mod notify;
+pub mod progress;
