@@ -7,9 +7,13 @@
 //! May import: std, rustix, async_nats, rusqlite, serde_json, toml, tokio. Of ours nothing: it stands outside and uses
 //! the tables, the wire and the command line as a stranger would.
 
+pub mod application;
 pub mod finder;
+pub mod node;
 pub mod process;
+pub mod proof;
 pub mod server;
+pub mod stream;
 pub mod wait;
 pub mod workdir;
 
