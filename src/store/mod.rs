@@ -1,3 +1,12 @@
 //! SQLite: functions over `&Transaction` or `&Connection`, the SQL beside its function. Only `pool.rs` knows deadpool.
 //!
-//! May import: domain, limits, rusqlite, serde_json, std. Only this directory opens the database, its -wal or its -shm.
+//! May import: domain, limits, rusqlite, serde_json, std; `connection.rs` also rustix (the kind of the file system),
+//! `pool.rs` also deadpool-sqlite and tokio (a blocking task). Only this directory opens the database, its -wal or
+//! its -shm: opening and closing one of them by anything but SQLite drops SQLite's POSIX locks in the whole process.
+
+pub mod connection;
+pub mod ddl;
+pub mod error;
+pub mod pool;
+pub mod schema;
+pub mod time;

@@ -1,0 +1,192 @@
+//! Which tables a file has, and making ours in a file without them.
+//!
+//! Invariants: only [`init`] creates a file · all of it is made in one transaction · what is there already is never
+//! altered here (that is `migrate.rs`). May import: the store's ddl, connection, error; rusqlite; uuid (the identity).
+
+use std::path::Path;
+
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
+
+use super::connection::{self, Access, Settings};
+use super::ddl;
+use super::error::{Result, Step, StoreError};
+
+/// Whose tables a file has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// None of the outbox; perhaps tables of an application.
+    Empty,
+    /// The classic outbox, to be taken over by `db migrate`.
+    Classic,
+    /// Ours, at this version.
+    Ours { version: i64 },
+    /// A table of a name of ours that is neither.
+    Foreign { table: String, why: String },
+}
+
+/// What [`init`] found and made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// False where our tables were there already and nothing was changed.
+    pub tables: bool,
+    /// The `assets` table was made now.
+    pub example: bool,
+    /// The identity kept in the database.
+    pub source: String,
+    /// What had to be done to the file, in words.
+    pub notes: Vec<String>,
+}
+
+/// Looks at the tables of a file.
+pub fn inspect(conn: &Connection) -> Result<Layout> {
+    const STEP: &str = "read the schema";
+    let outbox = columns(conn, "outbox_events").step(STEP)?;
+    let meta = columns(conn, "outboxd_meta").step(STEP)?;
+    if !meta.is_empty() {
+        let version = meta_get(conn, "schema_version")?.and_then(|v| v.parse().ok());
+        return Ok(match version {
+            Some(version) if outbox.iter().any(|c| c == "seq") || version > ddl::VERSION => Layout::Ours { version },
+            Some(_) => foreign("outbox_events", "outboxd_meta is there, but outbox_events is not the one of outboxd"),
+            None => foreign("outboxd_meta", "it has no schema_version"),
+        });
+    }
+    if outbox.is_empty() {
+        return Ok(Layout::Empty);
+    }
+    let missing: Vec<&str> =
+        ddl::CLASSIC_COLUMNS.into_iter().filter(|c| !outbox.iter().any(|o| o.eq_ignore_ascii_case(c))).collect();
+    let is_table = kind_of(conn, "outbox_events").step(STEP)?.as_deref() == Some("table");
+    Ok(match missing.as_slice() {
+        [] if is_table => Layout::Classic,
+        [] => foreign("outbox_events", "it is a view"),
+        _ => foreign("outbox_events", &format!("it lacks the columns {}", missing.join(", "))),
+    })
+}
+
+fn foreign(table: &str, why: &str) -> Layout {
+    Layout::Foreign { table: table.into(), why: why.into() }
+}
+
+/// Answers with an error unless the file has our tables at this program's version.
+pub fn require(conn: &Connection, path: &Path) -> Result<()> {
+    let path = path.to_path_buf();
+    match inspect(conn)? {
+        Layout::Ours { version } if version == ddl::VERSION => Ok(()),
+        Layout::Ours { version: found } if found < ddl::VERSION => {
+            Err(StoreError::Older { path, found, known: ddl::VERSION })
+        }
+        Layout::Ours { version: found } => Err(StoreError::Newer { path, found, known: ddl::VERSION }),
+        Layout::Empty => Err(StoreError::NoTables { path }),
+        Layout::Classic => Err(StoreError::Classic { path }),
+        Layout::Foreign { table, why } => Err(StoreError::Foreign { path, table, why }),
+    }
+}
+
+/// What the daemon does at start: our tables must be there, older ones are brought to this version.
+/// Answers what was done, in words.
+pub fn bring_up(conn: &mut Connection, path: &Path) -> Result<Vec<String>> {
+    match require(conn, path) {
+        Ok(()) => Ok(Vec::new()),
+        Err(other) => Err(other),
+    }
+}
+
+/// Makes the file where there is none, and our tables where there are none. Running it again changes nothing.
+///
+/// `source` is the identity of this outbox; empty: one is made.
+///
+/// # Errors
+/// [`StoreError::Classic`], [`StoreError::Foreign`], [`StoreError::Newer`], and what [`connection::open`] answers.
+pub fn init(path: &Path, source: &str, example: bool) -> Result<Made> {
+    let mut opened = connection::open(path, Access::Create, &Settings::default())?;
+    let tx = opened.conn.transaction_with_behavior(TransactionBehavior::Immediate).step("begin")?;
+    let tables = match require(&tx, path) {
+        Ok(()) => false,
+        Err(StoreError::NoTables { .. }) => {
+            create(&tx, source)?;
+            true
+        }
+        Err(other) => return Err(other),
+    };
+    let example = example && create_assets(&tx)?;
+    let source = meta_get(&tx, "source")?.unwrap_or_default();
+    tx.commit().step("commit the new tables")?;
+    Ok(Made { tables, example, source, notes: opened.notes })
+}
+
+/// Makes our tables, indexes and triggers. A classic `processed_events` that is there already stays.
+pub fn create(tx: &Transaction<'_>, source: &str) -> Result<()> {
+    const STEP: &str = "make the tables";
+    for object in ddl::objects() {
+        if object.name == ddl::PROCESSED.name && keep_processed(tx)? {
+            continue;
+        }
+        tx.execute_batch(object.sql).step(STEP)?;
+    }
+    write_meta(tx, source)
+}
+
+/// The first rows of `outboxd_meta`.
+pub(super) fn write_meta(tx: &Transaction<'_>, source: &str) -> Result<()> {
+    const SQL: &str = "INSERT INTO outboxd_meta (key, value) VALUES ('schema_version', ?1), ('source', ?2),
+        ('epoch', 0), ('created_at', strftime('%Y-%m-%d %H:%M:%f', 'now')), ('created_by', ?3)";
+    let source = if source.is_empty() { uuid::Uuid::now_v7().to_string() } else { source.to_owned() };
+    let version = concat!("outboxd ", env!("CARGO_PKG_VERSION"));
+    tx.execute(SQL, (ddl::VERSION, source, version)).step("write the first settings")?;
+    Ok(())
+}
+
+/// True where a `processed_events` that works with us is there; an error where it is another table.
+pub(super) fn keep_processed(conn: &Connection) -> Result<bool> {
+    let found = columns(conn, ddl::PROCESSED.name).step("read the schema")?;
+    if found.is_empty() {
+        return Ok(false);
+    }
+    if ["event_id", "processed_at"].iter().all(|c| found.iter().any(|f| f.eq_ignore_ascii_case(c))) {
+        return Ok(true);
+    }
+    Err(StoreError::Refused(format!(
+        "the file has a table processed_events of another kind (columns {}); rename it first",
+        found.join(", ")
+    )))
+}
+
+/// Makes the example's `assets` table where there is none; true where it was made now.
+///
+/// # Errors
+/// [`StoreError::Refused`] where a table of that name has another shape: it is the application's.
+pub fn create_assets(conn: &Connection) -> Result<bool> {
+    let found = columns(conn, ddl::ASSETS.name).step("read the schema")?;
+    if found.is_empty() {
+        conn.execute_batch(ddl::ASSETS.sql).step("make the table assets")?;
+        return Ok(true);
+    }
+    let wanted = ["asset_id", "name", "material", "version", "updated_at"];
+    if wanted.iter().all(|c| found.iter().any(|f| f == c)) {
+        return Ok(false);
+    }
+    Err(StoreError::Refused(format!(
+        "the file has a table assets of another kind (columns {}), so the example domain cannot be used here; \
+         nothing else depends on it",
+        found.join(", ")
+    )))
+}
+
+/// A value of `outboxd_meta` as text.
+pub fn meta_get(conn: &Connection, key: &str) -> Result<Option<String>> {
+    const SQL: &str = "SELECT CAST(value AS TEXT) FROM outboxd_meta WHERE key = ?1";
+    let found =
+        conn.prepare_cached(SQL).and_then(|mut s| s.query_row([key], |r| r.get::<_, Option<String>>(0)).optional());
+    Ok(found.step("read a setting")?.flatten())
+}
+
+/// Columns of a table or view in order; empty where there is none.
+pub(super) fn columns(conn: &Connection, table: &str) -> rusqlite::Result<Vec<String>> {
+    let mut statement = conn.prepare("SELECT name FROM pragma_table_xinfo(?1) ORDER BY cid")?;
+    let rows = statement.query_map([table], |r| r.get(0))?;
+    rows.collect()
+}
+
+fn kind_of(conn: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
+    conn.query_row("SELECT type FROM sqlite_master WHERE lower(name) = lower(?1)", [name], |r| r.get(0)).optional()
+}
