@@ -94,7 +94,7 @@ pub const ASSETS: Object = table(
 );
 
 /// Tables beside the outbox and `processed_events`.
-pub const TABLES: [Object; 9] = [
+pub const TABLES: [Object; 10] = [
     table("outboxd_meta", "CREATE TABLE outboxd_meta (key TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID"),
     table(
         "outboxd_leases",
@@ -181,7 +181,19 @@ pub const TABLES: [Object; 9] = [
     stream_seq INTEGER NOT NULL,
     failures   INTEGER NOT NULL,
     last_error TEXT,
+    retry_at   INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (durable, stream_seq)
+) WITHOUT ROWID",
+    ),
+    table(
+        "outboxd_inbox_versions",
+        "CREATE TABLE outboxd_inbox_versions (
+    durable        TEXT NOT NULL,
+    source         TEXT NOT NULL,
+    aggregate_type TEXT NOT NULL,
+    aggregate_id   TEXT NOT NULL,
+    version        INTEGER NOT NULL,
+    PRIMARY KEY (durable, source, aggregate_type, aggregate_id)
 ) WITHOUT ROWID",
     ),
 ];
@@ -327,7 +339,7 @@ pub const TRIGGERS: [Object; 4] = [GUARD_INSERT, GUARD_UPDATE, TOUCH_UPDATE, TOU
 /// Everything that `db init` makes, in the order in which it can be made; `assets` apart.
 pub fn objects() -> impl Iterator<Item = &'static Object> {
     static FIRST: [Object; 2] = [OUTBOX, PROCESSED];
-    static TABLES_: [Object; 9] = TABLES;
+    static TABLES_: [Object; 10] = TABLES;
     static INDEXES_: [Object; 3] = INDEXES;
     static TRIGGERS_: [Object; 4] = TRIGGERS;
     FIRST.iter().chain(&TABLES_).chain(&INDEXES_).chain(&TRIGGERS_)
