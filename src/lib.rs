@@ -24,6 +24,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod daemon;
+pub mod demo;
 pub mod domain;
 pub mod jetstream;
 pub mod limits;

@@ -78,6 +78,26 @@ impl Ledger {
         self.lock().clone()
     }
 
+    /// Takes over what another program has committed just now: reads it from the database by the aggregate's id.
+    pub fn adopt(&self, database: &Path, aggregate_id: &str) -> Result<usize, Trouble> {
+        const QUERY: &str = "SELECT event_id, aggregate_type || '/' || aggregate_id, aggregate_version, payload_json \
+                             FROM outbox_events WHERE aggregate_id = ?1";
+        let connection = open(database)?;
+        let mut statement = connection.prepare(QUERY).map_err(sqlite("read events"))?;
+        let rows = statement.query_map([aggregate_id], |row| {
+            let (aggregate, version, payload) = (row.get(1)?, row.get(2)?, row.get(3)?);
+            Ok((row.get::<_, String>(0)?, Issued { aggregate, version, payload, committed_ns: now_ns() }))
+        });
+        let rows: Result<Vec<_>, _> = rows.map_err(sqlite("read events"))?.collect();
+        let mut adopted = 0;
+        for (id, issued) in rows.map_err(sqlite("read events"))? {
+            let mut ledger = self.lock();
+            adopted += usize::from(!ledger.contains_key(&id));
+            ledger.entry(id).or_insert(issued);
+        }
+        Ok(adopted)
+    }
+
     /// An event that an operator discarded is no longer owed to anybody.
     pub fn withdraw(&self, event_id: &str) -> Option<Issued> {
         self.lock().remove(event_id)

@@ -11,6 +11,7 @@ pub mod application;
 pub mod finder;
 pub mod node;
 pub mod process;
+pub mod producer;
 pub mod proof;
 pub mod server;
 pub mod stream;
@@ -36,6 +37,9 @@ pub enum Trouble {
     /// A process did something else than it was asked for.
     #[error("{0}")]
     Failed(String),
+    /// The person at the terminal does not want to wait any more.
+    #[error("interrupted")]
+    Interrupted,
     /// A level was not reached in time.
     #[error("{what}: not within {} s, last seen: {last}", bound.as_secs_f64())]
     Late { what: String, bound: Duration, last: String },

@@ -1,12 +1,25 @@
 //! Waiting on levels: never a sleep that hopes, always a condition with a bound that tells what it last saw.
 
 use std::fmt::Display;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Trouble;
 
 /// Pause between two looks: short against a person, long against a core.
 const PAUSE: Duration = Duration::from_millis(10);
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Every wait of this process ends now, with [`Trouble::Interrupted`]: what was started is then ended in order.
+pub fn interrupt() {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+/// An error once somebody has called [`interrupt`]; for loops that do not wait.
+pub fn interrupted() -> Result<(), Trouble> {
+    if INTERRUPTED.load(Ordering::Relaxed) { Err(Trouble::Interrupted) } else { Ok(()) }
+}
 
 /// Looks until `look` answers `Ok`, at most for `bound`. `look` answers `Err` with what it saw instead.
 pub fn until<T, E: Display>(
@@ -16,6 +29,7 @@ pub fn until<T, E: Display>(
 ) -> Result<T, Trouble> {
     let deadline = Instant::now() + bound;
     loop {
+        interrupted()?;
         match look() {
             Ok(value) => return Ok(value),
             Err(last) if Instant::now() >= deadline => {
@@ -37,6 +51,7 @@ pub fn until_still<T: PartialEq + Display>(
     let mut last = look();
     let mut since = Instant::now();
     loop {
+        interrupted()?;
         if since.elapsed() >= calm {
             return Ok(last);
         }
