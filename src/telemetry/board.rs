@@ -69,6 +69,9 @@ pub struct Facts {
     pub config_applied_at: Millis,
     pub http_listen: String,
     pub http_problem: String,
+    /// Path of the command line's socket; empty where it is not served.
+    pub admin_listen: String,
+    pub admin_problem: String,
     /// The write lock has been held by another process since this instant; 0 where it is not.
     pub locked_since: Millis,
     pub last_error: String,
