@@ -58,6 +58,58 @@ pub enum Fate {
     Terminate { reason: String },
 }
 
+/// Events that carry our own source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnEvents {
+    Skip,
+    Apply,
+}
+
+/// Events that no handler is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmatched {
+    Skip,
+    Store,
+    Dead,
+}
+
+/// What a handler does with an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The example domain: the asset takes name, material and version of the event.
+    Assets,
+    /// Kept in `inbox_events` for the application.
+    Store,
+    /// Statements of the operator.
+    Sql(String),
+}
+
+/// How one durable treats what arrives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InboxRules {
+    pub durable: String,
+    /// Every durable but the first keeps its dedupe records under its own name.
+    pub is_first: bool,
+    /// Our own identity, as `ce-source` carries it.
+    pub own_source: String,
+    pub own_events: OwnEvents,
+    pub unmatched: Unmatched,
+    pub gap: GapRule,
+    pub patience: PatienceRules,
+    /// Pattern and action, in the order of the configuration.
+    pub handlers: Vec<(String, Action)>,
+}
+
+/// Where a durable stands, as the database has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    pub stream: String,
+    /// Creation time of the stream as the server gives it: another one means another stream.
+    pub stream_created: String,
+    /// Everything that the durable is for, at or below this sequence of the stream, is settled.
+    pub settled_seq: u64,
+}
+
 /// When a failing message comes again and when it is given up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PatienceRules {

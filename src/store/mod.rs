@@ -7,6 +7,11 @@
 pub mod connection;
 pub mod ddl;
 pub mod error;
+pub mod inbox;
+pub mod inbox_handlers;
+pub mod inbox_letters;
+pub mod inbox_position;
+pub mod inbox_sql;
 pub mod pool;
 pub mod schema;
 pub mod time;
