@@ -3,6 +3,7 @@
 //! A verb is a function from plain values to an [`Exit`] or a [`CliError`]; only this file knows clap. May import: admin,
 //! config, daemon, store and actors by their public calls, telemetry; jetstream only in doctor, verify and bench.
 
+pub mod config;
 pub mod error;
 pub mod explain;
 pub mod render;
