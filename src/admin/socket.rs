@@ -96,12 +96,16 @@ impl Bound {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Whether the file at the path is this socket.
+    pub fn is_in_place(&self) -> bool {
+        std::fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.inode)
+    }
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.inode);
-        if ours {
+        if self.is_in_place() {
             let _ = std::fs::remove_file(&self.path);
         }
     }
