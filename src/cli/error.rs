@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::store::error::{StoreError, chain};
+
 /// Exit codes of every verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -116,19 +118,38 @@ impl From<std::io::Error> for CliError {
     }
 }
 
-/// An error with all its causes, one after the other: `step: cause: cause`.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
+/// What an error of the store means for the one who typed the command; its text names the file and what to do.
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> Self {
+        Self::new(exit_of(&error), chain(&error))
     }
-    text
+}
+
+/// The exit code that goes with an error of the store.
+pub fn exit_of(error: &StoreError) -> Exit {
+    match error {
+        StoreError::NoFile { .. }
+        | StoreError::NoTables { .. }
+        | StoreError::Replaced { .. }
+        | StoreError::Busy(_)
+        | StoreError::Full(_)
+        | StoreError::ReadOnly(_)
+        | StoreError::Denied(_)
+        | StoreError::Io(_) => Exit::Unavailable,
+        StoreError::Classic { .. }
+        | StoreError::Foreign { .. }
+        | StoreError::Older { .. }
+        | StoreError::Newer { .. }
+        | StoreError::NotADatabase { .. }
+        | StoreError::Unsuitable { .. } => Exit::Config,
+        StoreError::Corrupt(_)
+        | StoreError::Constraint(_)
+        | StoreError::Sqlite(_)
+        | StoreError::Refused(_)
+        | StoreError::NotFound(_)
+        | StoreError::Conflict(_) => Exit::Failure,
+        StoreError::Crashed(_) => Exit::Internal,
+    }
 }
 
 #[cfg(test)]
@@ -158,11 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_does_not_repeat_what_a_message_already_says() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("open: {0}")]
-        struct Outer(#[source] std::io::Error);
-        let outer = Outer(std::io::Error::other("disk on fire"));
-        assert_eq!(chain(&outer), "open: disk on fire");
+    fn what_a_person_has_to_mend_is_78_and_what_may_come_yet_is_69() {
+        let path = std::path::PathBuf::from("/srv/app.db");
+        let missing = CliError::from(StoreError::NoFile { path: path.clone() });
+        assert_eq!(missing.exit, Exit::Unavailable);
+        assert!(missing.what.contains("/srv/app.db") && missing.what.contains("outboxd db init"), "{}", missing.what);
+        let classic = CliError::from(StoreError::Classic { path });
+        assert_eq!(classic.exit, Exit::Config);
+        assert!(classic.what.contains("outboxd db migrate"), "{}", classic.what);
     }
 }

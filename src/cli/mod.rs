@@ -17,6 +17,8 @@ use clap::{Parser, Subcommand, ValueHint};
 
 pub use error::{CliError, Exit};
 
+use crate::demo;
+
 const EXAMPLES: &str = "\
 Examples:
   outboxd explain 78
@@ -39,6 +41,18 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Play the whole flow on this machine, with a nats-server of its own, and prove it
+    Demo {
+        /// Fewer events and shorter outages
+        #[arg(long)]
+        fast: bool,
+        /// Leave the folder with databases, configurations and logs
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Check, show and describe the configuration, without a daemon
+    #[command(subcommand)]
+    Config(ConfigVerb),
     /// Say what an exit code or a JetStream code means, and what to do
     Explain {
         /// An exit code such as 78, a JetStream code such as 10077, or `all`
@@ -53,6 +67,22 @@ enum Verb {
     },
     /// Print versions of outboxd and of what it is built on
     Version,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigVerb {
+    /// Say everything that is wrong with the file, one problem a line; exit 0 or 78
+    Check,
+    /// Print the effective values with where each comes from; secrets are masked
+    Show {
+        /// An array of key, value, origin
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the JSON Schema of the file
+    Schema,
+    /// Print a file with every key, its default and its reason, to start from
+    Default,
 }
 
 /// The whole program: parses the arguments, does the verb, says what went wrong.
@@ -81,6 +111,13 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
 
 fn dispatch(cli: Cli) -> Result<Exit, CliError> {
     match cli.verb {
+        Verb::Demo { fast, keep } => Ok(Exit::from_code(demo::run(demo::DemoOptions { fast, keep }))),
+        Verb::Config(verb) => match verb {
+            ConfigVerb::Check => config::check(cli.config),
+            ConfigVerb::Show { json } => config::show(cli.config, json),
+            ConfigVerb::Schema => config::schema(),
+            ConfigVerb::Default => config::default(),
+        },
         Verb::Explain { code } => explain::explain(&code),
         Verb::Completions { shell } => shell::completions(shell),
         Verb::Man { dir } => shell::man(&dir),
