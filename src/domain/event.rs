@@ -74,12 +74,27 @@ pub struct PendingEvent {
     pub headers_json: Option<String>,
     /// `created_at` as stored.
     pub created_at: String,
+    /// The same as an instant, where it is one.
+    pub created: Option<Millis>,
     /// The instant before which it must not be sent; `None` means now.
     pub due_at: Option<Millis>,
     /// Publishes so far whose outcome was the row's own.
     pub attempt_count: u32,
     /// First counted failure of the current series, `None` before it.
     pub failing_since: Option<Millis>,
+    /// How often it was in flight when a daemon ended without settling it; 0 for nearly all.
+    pub crashes: u32,
+    /// Where it may stand in the stream already, `None` for nearly all: it must be looked for before it is sent.
+    pub suspect: Option<Suspect>,
+}
+
+/// What is known of an event whose fate nobody has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suspect {
+    /// It stands above this sequence of the stream, if it does.
+    pub floor: u64,
+    /// Creation time of the stream that `floor` belongs to.
+    pub stream_created: String,
 }
 
 impl PendingEvent {

@@ -17,9 +17,12 @@ fn event() -> PendingEvent {
         payload: Bytes::from_static(b" {\"b\":1, \"a\":1.50,\"b\":\"\xc3\xbc\"}\n"),
         headers_json: None,
         created_at: "2026-10-07 01:20:00.125".into(),
+        created: None,
         due_at: None,
         attempt_count: 0,
         failing_since: None,
+        crashes: 0,
+        suspect: None,
     }
 }
 
