@@ -1,3 +1,7 @@
 //! The actors: the only directory that imports `ractor`.
 //!
 //! May import: domain, store, ports, limits, telemetry, ractor, tokio. Never: async_nats, jetstream, configuration shapes.
+
+pub mod publisher;
+pub mod relay;
+pub mod writer;

@@ -149,6 +149,7 @@ pub(crate) fn configure(conn: &Connection, access: Access, settings: &Settings) 
     ))
     .step(STEP)?;
     set_synchronous(conn, Synchronous::Full)?;
+    super::outbox::register(conn)?;
     // the first read of the file: here a file that is no database is told apart
     conn.query_row("PRAGMA schema_version", [], |_| Ok(())).step("read the database")
 }

@@ -1,0 +1,419 @@
+//! The writer: every write transaction of the daemon, one after the other.
+//!
+//! Group commit: the first job of a batch makes the writer send itself `Commit` behind everything that is queued then,
+//! so all jobs ahead of it join one `BEGIN IMMEDIATE` transaction, each in a savepoint of its own. A job is answered
+//! after the commit, never before. A transaction is closed once it has held the lock for [`limits::WRITER_HOLD`]; the
+//! rest follows in the next one. A lock held by another process is waited out, for ever, and costs nobody anything.
+//! Where other processes write, the writer leaves gaps, so that they are not starved by us.
+//!
+//! Its callers (publishers, consumer, janitor, command line) have one or two jobs each at a time; the open edges pass a
+//! gate before they get here. The writer calls nobody.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use tokio::sync::oneshot;
+
+use crate::limits;
+use crate::ports::Clock;
+use crate::store::connection::{self, Synchronous};
+use crate::store::error::{Result, Step, StoreError};
+use crate::store::pool::Store;
+use crate::telemetry::board::Board;
+
+/// What a job is, for the log and for its durability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Lease,
+    Settle,
+    Release,
+    Rescue,
+    Apply,
+    Asset,
+    Enqueue,
+    Prune,
+    Operate,
+    TakeOver,
+}
+
+impl Kind {
+    /// Whether its commit must be on disk before it is answered. Losing a settlement in a power cut only repeats a
+    /// publish, which the stream or the look before the send makes harmless.
+    fn must_be_synchronous(self) -> bool {
+        match self {
+            Kind::Settle => false,
+            Kind::Lease
+            | Kind::Release
+            | Kind::Rescue
+            | Kind::Apply
+            | Kind::Asset
+            | Kind::Enqueue
+            | Kind::Prune
+            | Kind::Operate
+            | Kind::TakeOver => true,
+        }
+    }
+}
+
+trait Job: Send {
+    /// Runs inside of the transaction; `false`: roll its savepoint back.
+    fn run(&mut self, tx: &Transaction<'_>) -> bool;
+    /// Nobody waits for it any more.
+    fn is_abandoned(&self) -> bool;
+    /// Answers; `committed` is the fate of the transaction.
+    fn finish(self: Box<Self>, committed: &Result<()>);
+}
+
+struct TypedJob<T, F> {
+    work: Option<F>,
+    result: Option<Result<T>>,
+    reply: oneshot::Sender<Result<T>>,
+}
+
+impl<T: Send, F: FnOnce(&Transaction<'_>) -> Result<T> + Send> Job for TypedJob<T, F> {
+    fn run(&mut self, tx: &Transaction<'_>) -> bool {
+        let Some(work) = self.work.take() else { return false };
+        let result = std::panic::catch_unwind(AssertUnwindSafe(|| work(tx)))
+            .unwrap_or_else(|panic| Err(StoreError::Crashed(panic_text(&*panic))));
+        let keep = result.is_ok();
+        self.result = Some(result);
+        keep
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    fn finish(self: Box<Self>, committed: &Result<()>) {
+        let answer = match (committed, self.result) {
+            (Ok(()), Some(result)) | (Err(_), Some(result @ Err(_))) => result,
+            (Err(error), _) => Err(error.clone()),
+            (Ok(()), None) => Err(StoreError::Crashed("the job was not run".into())),
+        };
+        // the asker may be gone: then nobody needs the answer
+        let _ = self.reply.send(answer);
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a text".into())
+}
+
+/// Messages of the writer.
+pub enum WriterMsg {
+    /// A job to be done in the next transaction.
+    Write(Entry),
+    /// Everything queued ahead of this joins one transaction.
+    Commit,
+    /// Settlements are synchronous from now on, or not.
+    Adopt { settle: Synchronous },
+}
+
+/// A job on its way to the writer.
+pub struct Entry {
+    kind: Kind,
+    job: Box<dyn Job>,
+}
+
+impl std::fmt::Debug for WriterMsg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            WriterMsg::Write(entry) => write!(f, "Write({:?})", entry.kind),
+            WriterMsg::Commit => f.write_str("Commit"),
+            WriterMsg::Adopt { settle } => write!(f, "Adopt({settle:?})"),
+        }
+    }
+}
+
+/// The way to the writer. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Writer(ActorRef<WriterMsg>);
+
+impl Writer {
+    /// The handle of a spawned writer.
+    pub fn new(actor: ActorRef<WriterMsg>) -> Self {
+        Self(actor)
+    }
+
+    /// Runs `job` in the next transaction and answers after its commit. A job that fails is rolled back alone.
+    ///
+    /// # Errors
+    /// What the job answers; what the commit answers; [`StoreError::Crashed`] where the writer is gone.
+    pub async fn write<T, F>(&self, kind: Kind, job: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Transaction<'_>) -> Result<T> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let job = Box::new(TypedJob { work: Some(job), result: None, reply });
+        let gone = || StoreError::Crashed("the writer has stopped".into());
+        self.0.cast(WriterMsg::Write(Entry { kind, job })).map_err(|_| gone())?;
+        answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Changes the durability of settlements (`database.synchronous`).
+    pub fn adopt(&self, settle: Synchronous) {
+        let _ = self.0.cast(WriterMsg::Adopt { settle });
+    }
+}
+
+/// What the writer is made of.
+pub struct WriterArgs {
+    pub store: Store,
+    pub board: Board,
+    pub clock: std::sync::Arc<dyn Clock>,
+    /// `database.synchronous`.
+    pub settle: Synchronous,
+}
+
+/// The actor; see the module.
+pub struct WriterActor;
+
+/// State of the writer.
+pub struct WriterState {
+    args: WriterArgs,
+    queue: Vec<Entry>,
+    marked: bool,
+    level: Option<Synchronous>,
+    data_version: Option<i64>,
+    foreign_at: Option<Instant>,
+    locked: Option<Locked>,
+}
+
+struct Locked {
+    since: Instant,
+    told: Instant,
+}
+
+impl Actor for WriterActor {
+    type Msg = WriterMsg;
+    type State = WriterState;
+    type Arguments = WriterArgs;
+
+    async fn pre_start(&self, _: ActorRef<WriterMsg>, args: WriterArgs) -> Result<WriterState, ActorProcessingErr> {
+        Ok(WriterState {
+            args,
+            queue: Vec::new(),
+            marked: false,
+            level: None,
+            data_version: None,
+            foreign_at: None,
+            locked: None,
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<WriterMsg>,
+        message: WriterMsg,
+        state: &mut WriterState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            WriterMsg::Write(entry) => {
+                state.queue.push(entry);
+                if !state.marked {
+                    state.marked = true;
+                    if myself.cast(WriterMsg::Commit).is_err() {
+                        // draining: no marker can follow, so it is committed at once
+                        state.commit_all().await;
+                    }
+                }
+            }
+            WriterMsg::Commit => state.commit_all().await,
+            WriterMsg::Adopt { settle } => state.args.settle = settle,
+        }
+        Ok(())
+    }
+}
+
+/// What one transaction did.
+struct Done {
+    left: Vec<Entry>,
+    level: Synchronous,
+    data_version: i64,
+    foreign: bool,
+    hold: Duration,
+    busy: bool,
+}
+
+/// Another process has written within this time: leave gaps.
+const FOREIGN_WITHIN: Duration = Duration::from_secs(1);
+/// Gap after a transaction beside another writer, as a multiple of the hold: the lock is ours at most 15 % of the time.
+const GAP: f64 = 5.7;
+const LONGEST_GAP: Duration = Duration::from_millis(50);
+/// Repetition of the line about a held lock.
+const LOCKED_EVERY: Duration = Duration::from_secs(30);
+
+impl WriterState {
+    async fn commit_all(&mut self) {
+        self.marked = false;
+        let mut batch = std::mem::take(&mut self.queue);
+        while !batch.is_empty() {
+            batch = self.commit(batch).await;
+        }
+    }
+
+    async fn commit(&mut self, batch: Vec<Entry>) -> Vec<Entry> {
+        let synchronous = batch.iter().any(|entry| entry.kind.must_be_synchronous());
+        let level = if synchronous { Synchronous::Full } else { self.args.settle };
+        let (known_level, known_version) = (self.level, self.data_version);
+        let in_place = self.args.store.assert_in_place();
+        // the batch outlives a worker that could not be had
+        let kept = std::sync::Arc::new(std::sync::Mutex::new(Some(batch)));
+        let theirs = kept.clone();
+        let outcome = match in_place {
+            Err(error) => Err(error),
+            Ok(()) => {
+                self.args
+                    .store
+                    .with_writer(move |conn| {
+                        let batch = theirs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+                        Ok(transaction(conn, batch.unwrap_or_default(), level, known_level, known_version))
+                    })
+                    .await
+            }
+        };
+        match outcome {
+            Ok(done) => self.after(done).await,
+            Err(error) => {
+                self.level = None;
+                self.data_version = None;
+                let batch = kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take().unwrap_or_default();
+                self.refuse(batch, error).await
+            }
+        }
+    }
+
+    async fn after(&mut self, done: Done) -> Vec<Entry> {
+        self.level = Some(done.level);
+        if done.busy {
+            self.tell_locked();
+            return done.left;
+        }
+        self.data_version = Some(done.data_version);
+        if let Some(locked) = self.locked.take() {
+            self.args.board.write(|facts| facts.locked_since = 0);
+            tracing::info!(waited_ms = locked.since.elapsed().as_millis() as u64, "the database is no longer locked");
+        }
+        if done.foreign {
+            self.foreign_at = Some(Instant::now());
+        }
+        if self.foreign_at.is_some_and(|at| at.elapsed() < FOREIGN_WITHIN) {
+            tokio::time::sleep(done.hold.mul_f64(GAP).min(LONGEST_GAP)).await;
+        }
+        done.left
+    }
+
+    /// No connection could be had: the jobs are answered with the error, so that their owners decide.
+    async fn refuse(&mut self, batch: Vec<Entry>, error: StoreError) -> Vec<Entry> {
+        if matches!(error, StoreError::Busy(_)) {
+            self.tell_locked();
+            return batch;
+        }
+        let refused = Err(error);
+        for entry in batch {
+            entry.job.finish(&refused);
+        }
+        Vec::new()
+    }
+
+    fn tell_locked(&mut self) {
+        let now = Instant::now();
+        match &mut self.locked {
+            None => {
+                self.locked = Some(Locked { since: now, told: now });
+                let since = self.args.clock.now();
+                self.args.board.write(|facts| facts.locked_since = since);
+                tracing::warn!("the database is locked by another process; waiting, nothing is lost");
+            }
+            Some(locked) if now - locked.told >= LOCKED_EVERY => {
+                locked.told = now;
+                tracing::warn!(
+                    seconds = (now - locked.since).as_secs(),
+                    "the database is still locked by another process; waiting, nothing is lost"
+                );
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// One transaction, on a worker thread.
+fn transaction(
+    conn: &mut Connection,
+    batch: Vec<Entry>,
+    level: Synchronous,
+    known_level: Option<Synchronous>,
+    known_version: Option<i64>,
+) -> Done {
+    let mut done = Done { left: Vec::new(), level, data_version: 0, foreign: false, hold: Duration::ZERO, busy: false };
+    if known_level != Some(level) {
+        // cannot be changed inside of a transaction
+        if let Err(error) = connection::set_synchronous(conn, level) {
+            finish(batch, &Err(error));
+            return done;
+        }
+    }
+    let begun = match conn.transaction_with_behavior(TransactionBehavior::Immediate).step("begin a transaction") {
+        Ok(tx) => tx,
+        Err(StoreError::Busy(_)) => {
+            done.busy = true;
+            done.left = batch;
+            return done;
+        }
+        Err(error) => {
+            finish(batch, &Err(error));
+            return done;
+        }
+    };
+    let started = Instant::now();
+    let version: Option<i64> =
+        begun.prepare_cached("PRAGMA data_version").and_then(|mut s| s.query_row([], |row| row.get(0))).ok();
+    done.data_version = version.unwrap_or(0);
+    done.foreign = known_version.is_some_and(|known| version != Some(known));
+    let (mut ran, mut rest) = (Vec::with_capacity(batch.len()), batch.into_iter());
+    let mut fate = Ok(());
+    for mut entry in rest.by_ref() {
+        if entry.job.is_abandoned() {
+            continue;
+        }
+        fate = in_savepoint(&begun, &mut *entry.job);
+        ran.push(entry);
+        if fate.is_err() || started.elapsed() >= limits::WRITER_HOLD {
+            break;
+        }
+    }
+    done.left = rest.collect();
+    let fate = match fate {
+        Ok(()) => begun.commit().step("commit a transaction"),
+        Err(error) => {
+            drop(begun);
+            Err(error)
+        }
+    };
+    done.hold = started.elapsed();
+    finish(ran, &fate);
+    done
+}
+
+/// A job that fails is rolled back alone; an error here means that the whole transaction is lost (disk full, input and
+/// output).
+fn in_savepoint(tx: &Transaction<'_>, job: &mut dyn Job) -> Result<()> {
+    let sql = |text| tx.prepare_cached(text).and_then(|mut s| s.execute([])).step("use a savepoint");
+    sql("SAVEPOINT job")?;
+    if !job.run(tx) {
+        sql("ROLLBACK TO job")?;
+    }
+    sql("RELEASE job")?;
+    Ok(())
+}
+
+fn finish(batch: Vec<Entry>, fate: &Result<()>) {
+    for entry in batch {
+        entry.job.finish(fate);
+    }
+}
