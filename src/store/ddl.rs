@@ -94,7 +94,7 @@ pub const ASSETS: Object = table(
 );
 
 /// Tables beside the outbox and `processed_events`.
-pub const TABLES: [Object; 10] = [
+pub static TABLES: &[Object] = &[
     table("outboxd_meta", "CREATE TABLE outboxd_meta (key TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID"),
     table(
         "outboxd_leases",
@@ -204,7 +204,7 @@ pub const TABLES: [Object; 10] = [
 ];
 
 /// Indexes. The first has the classic program's name, whose `CREATE INDEX IF NOT EXISTS` at start is then a no-op.
-pub const INDEXES: [Object; 3] = [
+pub static INDEXES: &[Object] = &[
     index("idx_outbox_delivery", "CREATE INDEX idx_outbox_delivery ON outbox_events (seq) WHERE status = 'pending'"),
     index(
         "outboxd_failed",
@@ -216,8 +216,9 @@ pub const INDEXES: [Object; 3] = [
 /// What cannot be published is refused at the INSERT.
 ///
 /// A BEFORE INSERT trigger, because a CHECK lets 'many' and 1.5 pass as a version, OR IGNORE drops a row in silence and
-/// OR REPLACE deletes one: RAISE(ABORT) is overruled by none of them. The condition alone is evaluated for a good row;
-/// the body only names what is wrong. `NEW.seq` is -1 where the statement gives none.
+/// OR REPLACE deletes one: RAISE(ABORT) is overruled by none of them. For a row with the seven columns the condition
+/// alone is evaluated ('now' is the same instant within one statement, so an equal time is the default's); the body
+/// looks closer at the rest and names what is wrong. `NEW.seq` is -1 where the statement gives none.
 pub const GUARD_INSERT: Object = trigger(
     "outboxd_guard_insert",
     "CREATE TRIGGER outboxd_guard_insert BEFORE INSERT ON outbox_events
@@ -231,10 +232,7 @@ WHEN (NEW.seq = -1 AND NEW.status = 'pending'
     AND NEW.attempt_count IS 0 AND NEW.stream_seq IS NULL
     AND json_valid(CAST(NEW.payload_json AS TEXT))
     AND NEW.headers_json IS NULL
-    AND NEW.created_at GLOB '[0-9][0-9][0-9][0-9]-[01][0-9]-[0-3][0-9][ T][012][0-9]:[0-5][0-9]*'
-    AND substr(NEW.created_at, 12) NOT GLOB '*[^0-9:.Z+-]*'
-    AND substr(NEW.created_at, 12, 2) < '24' AND julianday(NEW.created_at) IS NOT NULL
-    AND strftime('%Y-%m-%d', substr(NEW.created_at, 1, 10), '+0 days') = substr(NEW.created_at, 1, 10)
+    AND NEW.created_at = strftime('%Y-%m-%d %H:%M:%f', 'now')
     AND NEW.available_at = NEW.created_at
 ) IS NOT TRUE
     OR EXISTS (SELECT 1 FROM outbox_events WHERE event_id = NEW.event_id)
@@ -266,7 +264,7 @@ BEGIN
     SELECT RAISE(ABORT, 'outboxd: every value in headers_json must be a string without control characters')
     FROM json_each(NEW.headers_json) AS h WHERE NEW.headers_json IS NOT NULL
         AND (h.type <> 'text' OR h.value GLOB '*[' || char(1) || '-' || char(31) || char(127) || ']*'
-            OR instr(CAST(h.value AS BLOB), X'00') > 0);
+            OR instr(NEW.headers_json, '\\u0000') > 0);
     SELECT RAISE(ABORT, 'outboxd: a name in headers_json must be a token of HTTP, and none of Nats-*, ce-*, Outboxd-*')
     FROM json_each(NEW.headers_json) AS h WHERE NEW.headers_json IS NOT NULL
         AND (h.key = '' OR h.key GLOB '*[^-!#$%&''*+.^_`|~0-9A-Za-z]*' OR lower(h.key) GLOB 'nats-*'
@@ -338,14 +336,52 @@ BEGIN
 END",
 );
 
+/// The outbox table as Debezium's outbox event router names it (`db migrate --compat debezium`).
+pub const DEBEZIUM_VIEW: Object = Object {
+    kind: "view",
+    name: "outbox",
+    sql: "CREATE VIEW outbox AS
+SELECT event_id AS id, aggregate_type AS aggregatetype, aggregate_id AS aggregateid, event_type AS type,
+    payload_json AS payload
+FROM outbox_events",
+};
+
+/// The version comes from a counter, which never goes back when old rows are pruned. The same id again keeps its
+/// version, so that the guard can tell a repeat from another event.
+pub const DEBEZIUM_INSERT: Object = trigger(
+    "outboxd_debezium_insert",
+    "CREATE TRIGGER outboxd_debezium_insert INSTEAD OF INSERT ON outbox
+BEGIN
+    SELECT RAISE(ABORT, 'outboxd: id, aggregatetype and aggregateid must be given')
+    WHERE NEW.id IS NULL OR NEW.aggregatetype IS NULL OR NEW.aggregateid IS NULL;
+    INSERT INTO outboxd_versions (aggregate_type, aggregate_id, version)
+    SELECT NEW.aggregatetype, NEW.aggregateid, 1 + coalesce((SELECT max(aggregate_version) FROM outbox_events
+        WHERE aggregate_type = NEW.aggregatetype AND aggregate_id = NEW.aggregateid), 0)
+    WHERE NOT EXISTS (SELECT 1 FROM outbox_events WHERE event_id = NEW.id)
+    ON CONFLICT (aggregate_type, aggregate_id) DO UPDATE SET version = max(version, excluded.version - 1) + 1;
+    INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, aggregate_version, event_type,
+        schema_version, payload_json)
+    VALUES (NEW.id, NEW.aggregatetype, NEW.aggregateid, coalesce(
+        (SELECT aggregate_version FROM outbox_events WHERE event_id = NEW.id),
+        (SELECT version FROM outboxd_versions WHERE aggregate_type = NEW.aggregatetype
+            AND aggregate_id = NEW.aggregateid)), NEW.type, 1, NEW.payload);
+END",
+);
+
+/// Applications of that layout delete their row at once; the event stays until it is published and pruned.
+pub const DEBEZIUM_DELETE: Object = trigger(
+    "outboxd_debezium_delete",
+    "CREATE TRIGGER outboxd_debezium_delete INSTEAD OF DELETE ON outbox
+BEGIN
+    SELECT 1;
+END",
+);
+
 /// Triggers of the outbox.
-pub const TRIGGERS: [Object; 4] = [GUARD_INSERT, GUARD_UPDATE, TOUCH_UPDATE, TOUCH_DELETE];
+pub static TRIGGERS: &[Object] = &[GUARD_INSERT, GUARD_UPDATE, TOUCH_UPDATE, TOUCH_DELETE];
 
 /// Everything that `db init` makes, in the order in which it can be made; `assets` apart.
 pub fn objects() -> impl Iterator<Item = &'static Object> {
     static FIRST: [Object; 2] = [OUTBOX, PROCESSED];
-    static TABLES_: [Object; 10] = TABLES;
-    static INDEXES_: [Object; 3] = INDEXES;
-    static TRIGGERS_: [Object; 4] = TRIGGERS;
-    FIRST.iter().chain(&TABLES_).chain(&INDEXES_).chain(&TRIGGERS_)
+    FIRST.iter().chain(TABLES).chain(INDEXES).chain(TRIGGERS)
 }

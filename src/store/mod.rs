@@ -4,8 +4,11 @@
 //! `pool.rs` also deadpool-sqlite and tokio (a blocking task). Only this directory opens the database, its -wal or
 //! its -shm: opening and closing one of them by anything but SQLite drops SQLite's POSIX locks in the whole process.
 
+mod sql_text;
+pub mod audit;
 pub mod connection;
 pub mod ddl;
+pub mod dependents;
 pub mod error;
 pub mod inbox;
 pub mod inbox_handlers;
@@ -13,9 +16,11 @@ pub mod inbox_letters;
 pub mod inbox_position;
 pub mod inbox_sql;
 pub mod lease;
+pub mod migrate;
 pub mod outbox;
 pub mod owner;
 pub mod pool;
 pub mod schema;
+pub mod takeover;
 pub mod time;
 pub mod watch;

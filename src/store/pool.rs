@@ -13,7 +13,7 @@ use rusqlite::Connection;
 
 use super::connection::{self, Access, Identity, Settings};
 use super::error::{Result, StoreError};
-use super::schema;
+use super::migrate;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl Store {
         let path =
             std::fs::canonicalize(&options.path).map_err(|_| StoreError::NoFile { path: options.path.clone() })?;
         let mut opened = connection::open(&path, Access::Write, &settings)?;
-        opened.notes.extend(schema::bring_up(&mut opened.conn, &path)?);
+        opened.notes.extend(migrate::bring_up(&mut opened.conn, &path)?);
         let file = Identity::of(&path).ok_or_else(|| StoreError::NoFile { path: path.clone() })?;
         Ok(Self(Arc::new(Inner {
             writer: pool(&path, Access::Write, settings, 1)?,
@@ -208,6 +208,7 @@ where
 mod tests {
     use super::*;
     use crate::store::error::Step;
+    use crate::store::schema;
 
     async fn fresh() -> (tempfile::TempDir, Store) {
         let dir = tempfile::tempdir().unwrap();

@@ -55,7 +55,7 @@ pub fn inspect(conn: &Connection) -> Result<Layout> {
     }
     let missing: Vec<&str> =
         ddl::CLASSIC_COLUMNS.into_iter().filter(|c| !outbox.iter().any(|o| o.eq_ignore_ascii_case(c))).collect();
-    let is_table = kind_of(conn, "outbox_events").step(STEP)?.as_deref() == Some("table");
+    let is_table = stored_sql(conn, "outbox_events")?.is_some_and(|(kind, _)| kind == "table");
     Ok(match missing.as_slice() {
         [] if is_table => Layout::Classic,
         [] => foreign("outbox_events", "it is a view"),
@@ -79,15 +79,6 @@ pub fn require(conn: &Connection, path: &Path) -> Result<()> {
         Layout::Empty => Err(StoreError::NoTables { path }),
         Layout::Classic => Err(StoreError::Classic { path }),
         Layout::Foreign { table, why } => Err(StoreError::Foreign { path, table, why }),
-    }
-}
-
-/// What the daemon does at start: our tables must be there, older ones are brought to this version.
-/// Answers what was done, in words.
-pub fn bring_up(conn: &mut Connection, path: &Path) -> Result<Vec<String>> {
-    match require(conn, path) {
-        Ok(()) => Ok(Vec::new()),
-        Err(other) => Err(other),
     }
 }
 
@@ -123,16 +114,16 @@ pub fn create(tx: &Transaction<'_>, source: &str) -> Result<()> {
         }
         tx.execute_batch(object.sql).step(STEP)?;
     }
-    write_meta(tx, source)
+    write_meta(tx, source, "init")
 }
 
-/// The first rows of `outboxd_meta`.
-pub(super) fn write_meta(tx: &Transaction<'_>, source: &str) -> Result<()> {
+/// The first rows of `outboxd_meta`; `origin` is how our tables came into the file: `init` or `migrate`.
+pub(super) fn write_meta(tx: &Transaction<'_>, source: &str, origin: &str) -> Result<()> {
     const SQL: &str = "INSERT INTO outboxd_meta (key, value) VALUES ('schema_version', ?1), ('source', ?2),
-        ('epoch', 0), ('created_at', strftime('%Y-%m-%d %H:%M:%f', 'now')), ('created_by', ?3)";
+        ('epoch', 0), ('created_at', strftime('%Y-%m-%d %H:%M:%f', 'now')), ('created_by', ?3), ('origin', ?4)";
     let source = if source.is_empty() { uuid::Uuid::now_v7().to_string() } else { source.to_owned() };
     let version = concat!("outboxd ", env!("CARGO_PKG_VERSION"));
-    tx.execute(SQL, (ddl::VERSION, source, version)).step("write the first settings")?;
+    tx.execute(SQL, (ddl::VERSION, source, version, origin)).step("write the first settings")?;
     Ok(())
 }
 
@@ -187,6 +178,8 @@ pub(super) fn columns(conn: &Connection, table: &str) -> rusqlite::Result<Vec<St
     rows.collect()
 }
 
-fn kind_of(conn: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
-    conn.query_row("SELECT type FROM sqlite_master WHERE lower(name) = lower(?1)", [name], |r| r.get(0)).optional()
+/// Kind and SQL of an object of the schema.
+pub(super) fn stored_sql(conn: &Connection, name: &str) -> Result<Option<(String, String)>> {
+    const SQL: &str = "SELECT type, coalesce(sql, '') FROM sqlite_master WHERE lower(name) = lower(?1) AND type IN ('table', 'view', 'index', 'trigger')";
+    conn.query_row(SQL, [name], |r| Ok((r.get(0)?, r.get(1)?))).optional().step("read the schema")
 }
