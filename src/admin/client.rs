@@ -21,8 +21,10 @@ pub enum Answer {
     Replied(Reply),
     /// No daemon: no socket, or nobody listens on it. Nothing was asked.
     Absent,
-    /// There is a socket, but it cannot be used: it is forbidden, or who holds it does not greet. Nothing was asked.
-    Unusable(Fault),
+    /// A daemon is there, but not for this user. Nothing was asked.
+    Forbidden(Fault),
+    /// Somebody holds the socket and does not greet: a daemon that hangs or is stopped. Nothing was asked.
+    Silent(Fault),
     /// The daemon took the request and did not answer in time: it may be done, or be done yet, until it expires.
     Unknown(Fault),
 }
@@ -51,7 +53,7 @@ fn converse(path: &Path, request: &Request, now: Millis) -> Answer {
         Err(error) => return silent(path, &error),
     };
     if let Some(fault) = greeting.refused {
-        return Answer::Unusable(fault);
+        return Answer::Forbidden(fault);
     }
     let patience = request.patience();
     let envelope = Envelope {
@@ -80,7 +82,7 @@ fn converse(path: &Path, request: &Request, now: Millis) -> Answer {
 fn refused(path: &Path, error: &io::Error) -> Answer {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Answer::Absent,
-        io::ErrorKind::PermissionDenied => Answer::Unusable(Fault::new(
+        io::ErrorKind::PermissionDenied => Answer::Forbidden(Fault::new(
             69,
             format!("the daemon's socket {} is forbidden to this user; nothing was written", path.display()),
             "run the command as root, as the daemon's user or as the owner of the database",
@@ -90,7 +92,7 @@ fn refused(path: &Path, error: &io::Error) -> Answer {
 }
 
 fn silent(path: &Path, error: &io::Error) -> Answer {
-    Answer::Unusable(Fault::new(
+    Answer::Silent(Fault::new(
         69,
         format!("a daemon holds {} and does not answer ({error}); nothing was written", path.display()),
         "look at its log; if it hangs, stop it: the command then works on the file itself",

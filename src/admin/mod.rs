@@ -7,6 +7,7 @@ pub mod client;
 pub mod http;
 pub mod page;
 pub mod protocol;
+pub mod rates;
 pub mod socket;
 pub mod status;
 
@@ -78,6 +79,7 @@ pub struct Services {
     pub tally: ReadTally,
     pub write: Write,
     pub control: mpsc::Sender<Control>,
+    pub rates: rates::Rates,
 }
 
 impl Services {
@@ -85,6 +87,8 @@ impl Services {
     pub async fn status(&self) -> Result<Status, StoreError> {
         let tally = (self.tally)().await?;
         let stuck = self.board.loops().stuck().iter().map(ToString::to_string).collect();
-        Ok(Status::running(&self.board.read(), &tally, stuck, self.clock.now()))
+        let mut status = Status::running(&self.board.read(), &tally, stuck, self.clock.now());
+        status.rates = self.rates.per_second(tokio::time::Instant::now(), self.metrics.totals());
+        Ok(status)
     }
 }

@@ -114,7 +114,7 @@ fn a_silent_daemon_is_asked_nothing() {
     let path = dir.path().join("s");
     // its kernel takes the connection, the process never does: a stopped daemon
     let listener = StdListener::bind(&path).unwrap();
-    let Answer::Unusable(fault) = ask(&[path], &Request::Resume, 0) else { panic!() };
+    let Answer::Silent(fault) = ask(&[path], &Request::Resume, 0) else { panic!() };
     assert_eq!(fault.exit, 69);
     assert!(fault.what.contains("nothing was written"), "{}", fault.what);
     let (mut stream, _) = listener.accept().unwrap();

@@ -51,6 +51,8 @@ pub struct Status {
     pub outbox: Outbox,
     pub relay: Relay,
     pub inbox: Inbox,
+    /// Over the last half minute.
+    pub rates: Rates,
     pub config: Config,
     pub http: Listener,
     pub admin: Listener,
@@ -105,6 +107,12 @@ pub struct Inbox {
     pub duplicates: u64,
     /// Dead letters that lie there now.
     pub dead: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    pub published_per_second: f64,
+    pub applied_per_second: f64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -141,6 +141,13 @@ pub struct Gauges {
     pub disk_free_bytes: Option<u64>,
 }
 
+/// Counts since the start of the daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub published: u64,
+    pub applied: u64,
+}
+
 /// The handle that actors call. Cheap to clone; no call blocks for longer than a histogram's bucket search.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
@@ -288,6 +295,11 @@ impl Metrics {
     /// An actor crashed and was started again; `actor` is its kind, without a number.
     pub fn actor_restarted(&self, actor: &'static str) {
         self.0.actor_restarts.get_or_create(&ByActor { actor }).inc();
+    }
+
+    /// The counters that rates are made of.
+    pub fn totals(&self) -> Totals {
+        Totals { published: self.0.published.get(), applied: self.0.inbox_applied.get() }
     }
 
     /// The exposition: counters as they are, gauges from the board and from what was read for this scrape.

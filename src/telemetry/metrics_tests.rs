@@ -97,3 +97,45 @@ fn every_outcome_has_its_own_counter() {
         assert_eq!(result as usize, i, "{result:?}");
     }
 }
+
+/// Names of metrics that a text uses: words that begin with the prefix.
+fn names(text: &str) -> std::collections::BTreeSet<String> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.split(|c| !is_name(c)).filter(|w| w.starts_with("outboxd_")).map(str::to_string).collect()
+}
+
+#[test]
+fn every_metric_of_the_alerts_and_of_the_dashboard_is_exported() {
+    let metrics = Metrics::new();
+    let board = Board::default();
+    let _heart = board.loops().register("writer", Duration::from_secs(1));
+    metrics.inbox_dead("x");
+    metrics.pruned("x", 1);
+    metrics.actor_restarted("x");
+    let exported = names(&rendered(&metrics, &board));
+    for (file, text) in [
+        ("alerts.yml", include_str!("../../monitoring/alerts.yml")),
+        ("grafana.json", include_str!("../../monitoring/grafana.json")),
+    ] {
+        let used = names(text);
+        assert!(used.len() > 10, "{file} uses {used:?}");
+        let unknown: Vec<_> = used.difference(&exported).collect();
+        assert!(unknown.is_empty(), "{file} uses metrics that are not exported: {unknown:?}");
+    }
+}
+
+#[test]
+fn no_label_can_carry_what_an_event_says() {
+    // the only free texts in labels: a digest, a generation, a version, and names of loops that this program gives
+    let metrics = Metrics::new();
+    let text = rendered(&metrics, &Board::default());
+    let labels: std::collections::BTreeSet<&str> = text
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+        .filter_map(|l| l.split_once('{')?.1.split_once('}'))
+        .flat_map(|(set, _)| set.split(','))
+        .filter_map(|pair| pair.split_once('=').map(|(name, _)| name))
+        .collect();
+    let known = ["digest", "generation", "le", "reason", "result", "state", "version"];
+    assert!(labels.iter().all(|l| known.contains(l)), "{labels:?}");
+}
