@@ -21,6 +21,7 @@
 
 pub mod actors;
 pub mod admin;
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod daemon;

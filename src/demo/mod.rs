@@ -10,7 +10,7 @@ mod stage;
 
 use crate::testbed::server::NatsServer;
 use crate::testbed::workdir::Workdir;
-use crate::testbed::{self, Trouble, finder, wait};
+use crate::testbed::{self, Trouble, finder};
 
 use acts::Scene;
 use stage::Stage;
@@ -28,12 +28,12 @@ pub struct DemoOptions {
 /// no nats-server and none could be fetched.
 pub fn run(options: DemoOptions) -> u8 {
     let mut stage = Stage::new();
-    end_on_interrupt();
+    testbed::end_on_interrupt();
     match play(&mut stage, options) {
         Ok(true) => 0,
         Ok(false) => 1,
         Err(trouble) => {
-            stage.close(false, &format!("the demo could not be played to its end: {}", chain(&trouble)));
+            stage.close(false, &format!("the demo could not be played to its end: {}", testbed::chain(&trouble)));
             if matches!(trouble, Trouble::NoServer(_)) { 69 } else { 1 }
         }
     }
@@ -55,7 +55,7 @@ fn play(stage: &mut Stage, options: DemoOptions) -> Result<bool, Trouble> {
         folder.keep();
     }
     let nats = NatsServer::start_with(&folder.path().join("nats"), acts::SMALL_MESSAGES)?;
-    stage.plain(&format!("  nats-server  {} on port {}", server.display(), nats.port()));
+    stage.plain(&format!("  nats-server  {} on port {}", finder::said_version(&server), nats.port()));
     stage.plain(&format!("  files        {}", folder.path().display()));
 
     let mut scene = Scene::new(&testbed::this_executable()?, folder.path(), nats, options.fast)?;
@@ -77,32 +77,4 @@ fn play(stage: &mut Stage, options: DemoOptions) -> Result<bool, Trouble> {
         stage.plain(&format!("the files are in {}", folder.path().display()));
     }
     Ok(good)
-}
-
-/// Ctrl-C and SIGTERM end every wait, so that what was started is ended and the folder removed.
-fn end_on_interrupt() {
-    std::thread::spawn(|| {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            use tokio::signal::unix::{SignalKind, signal};
-            let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
-                return;
-            };
-            loop {
-                tokio::select! { _ = int.recv() => (), _ = term.recv() => () }
-                wait::interrupt();
-            }
-        });
-    });
-}
-
-/// An error with its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
 }

@@ -54,6 +54,11 @@ fn on_path() -> impl Iterator<Item = PathBuf> {
         .into_iter()
 }
 
+/// The version that a nats-server says of itself, for people.
+pub fn said_version(executable: &Path) -> String {
+    version(executable).map_or("unknown".to_owned(), |(major, minor, patch)| format!("{major}.{minor}.{patch}"))
+}
+
 /// What a nats-server says of itself, `None` where it is none or does not run here.
 fn version(executable: &Path) -> Option<(u32, u32, u32)> {
     let said = Command::new(executable).arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

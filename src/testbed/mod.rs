@@ -9,6 +9,7 @@
 
 pub mod application;
 pub mod finder;
+pub mod flood;
 pub mod node;
 pub mod process;
 pub mod producer;
@@ -60,4 +61,32 @@ impl Trouble {
 /// The executable that is running, as the daemon to start; it stays the same file even where it is rebuilt meanwhile.
 pub fn this_executable() -> Result<PathBuf, Trouble> {
     std::env::current_exe().map_err(Trouble::io("find the path of this executable"))
+}
+
+/// Ctrl-C and SIGTERM end every wait, so that what was started is ended and the folder removed.
+pub fn end_on_interrupt() {
+    std::thread::spawn(|| {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            use tokio::signal::unix::{SignalKind, signal};
+            let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+                return;
+            };
+            loop {
+                tokio::select! { _ = int.recv() => (), _ = term.recv() => () }
+                wait::interrupt();
+            }
+        });
+    });
+}
+
+/// An error with its causes on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
 }
