@@ -28,6 +28,7 @@ pub(super) fn man(dir: &Path) -> Result<Exit, CliError> {
 
 /// Prints the versions that a report of a fault needs.
 pub(super) fn version() -> Result<Exit, CliError> {
-    render::text(&format!("outboxd {}\n", env!("CARGO_PKG_VERSION")))?;
+    let sqlite = rusqlite::version();
+    render::text(&format!("outboxd {}\nsqlite {sqlite} (bundled)\n", env!("CARGO_PKG_VERSION")))?;
     Ok(Exit::Ok)
 }
