@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::report::{Report, grouped};
 use super::{AGGREGATES, BenchWorld, Ground, PAYLOAD, limit, median};
-use crate::testbed::application;
+use crate::testbed::application::{self, Watcher};
 use crate::testbed::flood::flood;
 use crate::testbed::node::Node;
 use crate::testbed::proof::Proof;
@@ -105,13 +105,10 @@ pub(super) fn inbox(ground: &Ground<'_>, report: &Report) -> Result<Value, Troub
         let begun = Instant::now();
         second.spawn()?;
         let wanted = events as i64;
-        wait::until("every event applied", BOUND, || {
-            let applied = application::number(&second.database(), "SELECT count(*) FROM processed_events");
-            match applied {
-                Ok(n) if n >= wanted => Ok(()),
-                Ok(n) => Err(format!("{n} of {wanted}")),
-                Err(e) => Err(e.to_string()),
-            }
+        wait::until("every event applied", BOUND, || match application::processed(&second.database()) {
+            Ok(n) if n >= wanted => Ok(()),
+            Ok(n) => Err(format!("{n} of {wanted}")),
+            Err(e) => Err(e.to_string()),
         })?;
         let rate = events as f64 / begun.elapsed().as_secs_f64();
         report.figure(&format!("round {round}"), &format!("{} ev/s", grouped(rate)), "");
@@ -139,12 +136,10 @@ fn drain_once(ground: &Ground<'_>, name: &str, events: usize, aggregates: usize)
 
 /// Starts the daemon on a backlog; answers the time until nothing is pending, and the CPU seconds that it took.
 fn drain_world(world: &mut BenchWorld) -> Result<(Duration, f64), Trouble> {
-    const NONE_PENDING: &str = "SELECT NOT EXISTS (SELECT 1 FROM outbox_events WHERE status = 'pending')";
-    let watcher = application::open(&world.node.database())?;
-    let mut look = watcher.prepare(NONE_PENDING).map_err(application::sqlite("watch the outbox"))?;
+    let watcher = Watcher::open(&world.node.database())?;
     let begun = Instant::now();
     world.node.spawn()?;
-    wait::until("the backlog drained", BOUND, || match look.query_row([], |row| row.get(0)) {
+    wait::until("the backlog drained", BOUND, || match watcher.drained() {
         Ok(true) => Ok(()),
         Ok(false) => Err("events are pending".to_owned()),
         Err(e) => Err(e.to_string()),

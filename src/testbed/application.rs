@@ -210,6 +210,28 @@ pub fn count(database: &Path, status: &str) -> Result<i64, Trouble> {
     open(database)?.query_row(query, [status], |row| row.get(0)).map_err(sqlite(query))
 }
 
+/// Events that the inbox of a node has processed.
+pub fn processed(database: &Path) -> Result<i64, Trouble> {
+    number(database, "SELECT count(*) FROM processed_events")
+}
+
+/// Looks at one outbox again and again, cheaply: whether anything is pending, whatever the backlog.
+#[derive(Debug)]
+pub struct Watcher(Connection);
+
+impl Watcher {
+    pub fn open(database: &Path) -> Result<Self, Trouble> {
+        open(database).map(Self)
+    }
+
+    /// Nothing is pending.
+    pub fn drained(&self) -> Result<bool, Trouble> {
+        const NONE: &str = "SELECT NOT EXISTS (SELECT 1 FROM outbox_events WHERE status = 'pending')";
+        let looked = self.0.prepare_cached(NONE).and_then(|mut s| s.query_row([], |row| row.get(0)));
+        looked.map_err(sqlite("watch the outbox"))
+    }
+}
+
 /// For `map_err`: names the step that failed in SQLite.
 pub fn sqlite(step: &str) -> impl FnOnce(rusqlite::Error) -> Trouble {
     let step = step.to_owned();
