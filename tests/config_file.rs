@@ -146,7 +146,9 @@ proptest! {
 
     /// A damaged file is refused or read, never a panic, and every problem has a place inside the file.
     #[test]
-    fn no_damage_to_the_file_makes_it_panic(at in 0usize..8_000, cut in 0usize..40, put in "[\\[\\]{}\"'=.#a-z0-9 \n\\\\ü]{0,6}") {
+    fn no_damage_to_the_file_makes_it_panic(
+        at in 0usize..8_000, cut in 0usize..40, put in "[\\[\\]{}\"'=.#a-z0-9 \n\\\\ü]{0,6}",
+    ) {
         let mut text = shipped();
         let at = (0..=at.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap();
         let end = (at + cut..=text.len()).find(|i| text.is_char_boundary(*i)).unwrap_or(text.len()).max(at);

@@ -1,4 +1,5 @@
-//! Checks of single string values. Each says what is wrong with the value, after `must be ...`; secrets are not repeated.
+//! Checks of single string values. Each says what is wrong with the value, after `must be ...`; a secret is not
+//! repeated.
 //!
 //! May import: domain, std.
 

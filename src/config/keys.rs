@@ -1,8 +1,8 @@
 //! The table of keys: path, kind, default, what a reload does with it, and the reason for the default.
 //!
-//! Everything else derives from it: the strict parse, environment variables, `config schema`, `config show`, the shipped
-//! `config.toml` and its documentation. A key's path and its field in the shapes are the same tokens, so that they cannot
-//! disagree. May import: domain, std.
+//! Everything else derives from it: the strict parse, environment variables, `config schema`, `config show`, the
+//! shipped `config.toml` and its documentation. A key's path and its field in the shapes are the same tokens, so that
+//! they cannot disagree. May import: domain, std.
 
 use super::check;
 use super::shape::Config;
@@ -145,7 +145,7 @@ macro_rules! keys {
             kind: $kind,
             default: $default,
             class: Class::$class,
-            secret: false $(|| stringify!($secret).len() > 0)?,
+            secret: !concat!($(stringify!($secret))?).is_empty(),
             doc: $doc,
             field: |config| &mut config.$first $(.$rest)*,
         }),*];
@@ -168,21 +168,30 @@ const FILTERS: Kind = Texts { what: "subjects such as \"events.>\"", check: chec
 const ATTEMPTS: Kind = Count { min: 1, max: 1_000_000 };
 
 keys! {
-    source: Text { what: "an identity without blanks at its ends, at most 256 bytes", check: check::source }, "\"\"", Restart,
-        "identity in ce-source and Nats-Msg-Id; empty: the id made at `db init`, kept in the database, so that a copied configuration cannot make two databases look like one";
+    source: Text { what: "an identity without blanks at its ends, at most 256 bytes", check: check::source },
+        "\"\"", Restart,
+        "identity in ce-source and Nats-Msg-Id; empty: the id made at `db init`, kept in the database, so that a \
+         copied configuration cannot make two databases look like one";
 
     database.path: Path { required: true }, "\"outboxd.db\"", Restart,
         "the application's SQLite file, which holds the outbox beside its own tables";
     database.synchronous: Choice(names::<Synchronous>), "\"full\"", Restart,
-        "full: each settle is on disk when it is done; normal: a power cut may undo settles, which costs repeats within the duplicate window; leases, inbox, ingest and assets are always full";
+        "full: each settle is on disk when it is done; normal: a power cut may undo settles, which costs repeats \
+         within the duplicate window; leases, inbox, ingest and assets are always full";
     database.busy_timeout: POSITIVE, "\"5s\"", Restart,
-        "how long one statement waits for the write lock of another process before the daemon reports it and goes on waiting; nothing is counted against any event";
+        "how long one statement waits for the write lock of another process before the daemon reports it and goes \
+         on waiting; nothing is counted against any event";
     database.readers: Count { min: 1, max: 64 }, "2", Restart,
         "connections that read; two keep status and metrics apart from the relay";
     database.checkpoint: Choice(names::<Checkpoint>), "\"passive\"", Hot,
-        "passive never waits for readers; truncate also cuts the -wal file down, with a short time limit; off leaves it to litestream";
+        "passive never waits for readers; truncate also cuts the -wal file down, with a short time limit; off \
+         leaves it to litestream";
 
-    nats.urls: Texts { what: "servers such as \"nats://127.0.0.1:4222\" or \"tls://nats.example:4222\", without credentials", check: check::url }, "[\"nats://127.0.0.1:4222\"]", Reconnect,
+    nats.urls: Texts {
+            what: "servers such as \"nats://127.0.0.1:4222\" or \"tls://nats.example:4222\", without credentials",
+            check: check::url,
+        },
+        "[\"nats://127.0.0.1:4222\"]", Reconnect,
         "servers of one cluster, tried in turn; credentials in a URL are refused, because URLs end in logs";
     nats.user(secret): Text { what: "a user name, or \"\" for none", check: check::any }, "\"\"", Reconnect,
         "user name, with password_file";
@@ -195,7 +204,8 @@ keys! {
     nats.credentials_file: FILE, "\"\"", Reconnect,
         "credentials file of `nsc` (JWT and seed); read again at each connect";
     nats.ping_interval: POSITIVE, "\"5s\"", Reconnect,
-        "a server that answers no two pings is given up; the client's own default of a minute would see a frozen one after minutes";
+        "a server that answers no two pings is given up; the client's own default of a minute would see a frozen \
+         one after minutes";
     nats.tls.ca_file: FILE, "\"\"", Reconnect,
         "PEM file of the authority that signed the server's certificate; none: the system's";
     nats.tls.cert_file: FILE, "\"\"", Reconnect,
@@ -212,20 +222,24 @@ keys! {
     stream.domain: DOMAIN, "\"\"", Reconnect,
         "JetStream domain of the stream, for leaf nodes; an acknowledgement of another domain does not count";
     stream.manage: Choice(names::<Manage>), "\"create\"", Reconnect,
-        "create: make the stream if it is missing; check: only look at it; off: no opinion on its settings; a stream that exists is never altered or shrunk";
+        "create: make the stream if it is missing; check: only look at it; off: no opinion on its settings; a \
+         stream that exists is never altered or shrunk";
     stream.replicas: Count { min: 1, max: 5 }, "1", Reconnect,
         "copies of the stream where it is made here; 3 in a cluster";
     stream.max_age: OR_ZERO, "\"0s\"", Reconnect,
-        "age limit where it is made here; 0s: none, because only you know how long consumers may be away (`doctor` warns of a stream without any limit)";
+        "age limit where it is made here; 0s: none, because only you know how long consumers may be away (`doctor` \
+         warns of a stream without any limit)";
     stream.max_bytes: Size { min: 0 }, "0", Reconnect,
         "size limit where it is made here; 0: none";
     stream.duplicate_window: POSITIVE, "\"2m\"", Reconnect,
-        "how long the server remembers ids; should exceed relay.lease + 2 x relay.ack_wait, so that a repeat after a crash is recognised without a look";
+        "how long the server remembers ids; should exceed relay.lease + 2 x relay.ack_wait, so that a repeat after \
+         a crash is recognised without a look";
 
     relay.enabled: Bool, "true", Restart,
         "false: this node only consumes";
     relay.publishers: Count { min: 1, max: 64 }, "2", Restart,
-        "workers; an aggregate belongs to one of them; more gain little, because the server is the ceiling of a stream";
+        "workers; an aggregate belongs to one of them; more gain little, because the server is the ceiling of a \
+         stream";
     relay.batch: Count { min: 1, max: 10_000 }, "512", Hot,
         "most events of one lease: with two publishers the 1,024 in flight at which JetStream stops getting faster";
     relay.batch_bytes: Size { min: 1 }, "\"4MiB\"", Hot,
@@ -234,20 +248,25 @@ keys! {
         "how long a batch belongs to its publisher; a frozen daemon is replaced after it, a dead one at once";
     relay.ack_wait: POSITIVE, "\"5s\"", Reconnect,
         "how long an acknowledgement may take before the outcome counts as unknown; shorter than the lease";
-    relay.subject: Text { what: "a subject template that begins with a literal token", check: check::template }, "\"events.{aggregate_type}.{aggregate_id}.{event}\"", Hot,
-        "placeholders: {aggregate_type} {aggregate_id} {event} (the type without its leading aggregate type) {event_type} {event_id} {schema_version} {source}; what is not legal in a token is escaped as %XX";
+    relay.subject: Text { what: "a subject template that begins with a literal token", check: check::template },
+        "\"events.{aggregate_type}.{aggregate_id}.{event}\"", Hot,
+        "placeholders: {aggregate_type} {aggregate_id} {event} (the type without its leading aggregate type) \
+         {event_type} {event_id} {schema_version} {source}; what is not legal in a token is escaped as %XX";
     relay.format: Choice(names::<Format>), "\"envelope\"", Hot,
         "envelope: the bytes of payload_json unchanged; cloudevents: a structured CloudEvent around them";
     relay.ordering: Choice(names::<Ordering>), "\"aggregate\"", Restart,
         "aggregate: events of one aggregate enter the stream in commit order, whatever happens; none gives that up";
     relay.on_failed: Choice(names::<OnFailed>), "\"hold\"", Hot,
-        "hold: a failed event keeps later ones of its aggregate until someone retries or discards it; skip: they pass";
+        "hold: a failed event keeps later ones of its aggregate until someone retries or discards it; skip: they \
+         pass";
     relay.max_attempts: ATTEMPTS, "10", Hot,
-        "an event fails for good only after this many attempts of its own fault AND min_failing_for; outages never count";
+        "an event fails for good only after this many attempts of its own fault AND min_failing_for; outages never \
+         count";
     relay.min_failing_for: POSITIVE, "\"5m\"", Hot,
         "see max_attempts: a minute of trouble must not use up ten quick attempts";
     relay.barrier: Bool, "true", Hot,
-        "publish nothing that a power cut could still take back from the application's file; false trusts the application to commit with synchronous=full";
+        "publish nothing that a power cut could still take back from the application's file; false trusts the \
+         application to commit with synchronous=full";
     relay.backoff.initial: POSITIVE, "\"200ms\"", Hot,
         "first wait of an event or an aggregate that fails by itself";
     relay.backoff.factor: Factor, "2.0", Hot,
@@ -255,7 +274,8 @@ keys! {
     relay.backoff.cap: POSITIVE, "\"1m\"", Hot,
         "longest wait; at least `initial`";
     relay.backoff.jitter: Choice(names::<Jitter>), "\"full\"", Hot,
-        "full: a random wait below the computed one, so that aggregates do not come back in step; none: the computed one";
+        "full: a random wait below the computed one, so that aggregates do not come back in step; none: the \
+         computed one";
 
     inbox.enabled: Bool, "false", Restart,
         "consume events into this database; needs at least one handler";
@@ -270,11 +290,13 @@ keys! {
     inbox.deliver: Choice(names::<Deliver>), "\"all\"", Restart,
         "where a new durable starts: all, or new for what comes from now on";
     inbox.batch: Count { min: 1, max: 10_000 }, "256", Hot,
-        "most messages of one transaction: many enough to share its fsync, few enough to hold the lock for milliseconds";
+        "most messages of one transaction: many enough to share its fsync, few enough to hold the lock for \
+         milliseconds";
     inbox.ack_wait: POSITIVE, "\"30s\"", Reconnect,
         "after which the server delivers again what was not acknowledged";
     inbox.max_deliver: ATTEMPTS, "10", Hot,
-        "failures of a message's own handler, counted in the database, before it becomes a dead row; the JetStream consumer itself has no limit, because the server would drop the message in silence";
+        "failures of a message's own handler, counted in the database, before it becomes a dead row; the JetStream \
+         consumer itself has no limit, because the server would drop the message in silence";
     inbox.own_events: Choice(names::<OwnEvents>), "\"skip\"", Hot,
         "events with our own source: skip them, or apply them too";
     inbox.unmatched: Choice(names::<Unmatched>), "\"skip\"", Hot,
@@ -295,15 +317,25 @@ keys! {
     retention.audit: OR_ZERO, "\"365d\"", Hot,
         "who changed what, when";
 
-    http.listen: Text { what: "an address such as \"127.0.0.1:8787\", \":0\" for a free port, \"\" for off", check: check::listen }, "\"127.0.0.1:8787\"", Restart,
-        "\"\" is off, \":0\" a free port (shown in status); a port that cannot be bound is an error in status and tried again, the relay runs";
+    http.listen: Text {
+            what: "an address such as \"127.0.0.1:8787\", \":0\" for a free port, \"\" for off",
+            check: check::listen,
+        },
+        "\"127.0.0.1:8787\"", Restart,
+        "\"\" is off, \":0\" a free port (shown in status); a port that cannot be bound is an error in status and \
+         tried again, the relay runs";
     http.token_file: FILE, "\"\"", Restart,
         "file with the bearer token that requests must carry; needed where `listen` is not a loopback address";
 
     admin.socket: FILE, "\"\"", Restart,
-        "unix socket of the command line; empty: beside the database, or a short path under the run-time folder where that is too long (107 bytes)";
+        "unix socket of the command line; empty: beside the database, or a short path under the run-time folder \
+         where that is too long (107 bytes)";
 
-    log.level: Text { what: "trace, debug, info, warn, error or off, or directives such as \"info,outboxd::actors=debug\"", check: check::level }, "\"info\"", Hot,
+    log.level: Text {
+            what: "trace, debug, info, warn, error or off, or directives such as \"info,outboxd::actors=debug\"",
+            check: check::level,
+        },
+        "\"info\"", Hot,
         "info tells the life cycle, debug each batch, trace each message";
     log.format: Choice(names::<LogFormat>), "\"auto\"", Restart,
         "auto: journald under systemd, else text on a terminal and JSON elsewhere; or text, json, journald";

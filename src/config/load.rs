@@ -11,7 +11,7 @@ use super::problem::{Place, Problem, Problems};
 use super::read::Reading;
 use super::relations;
 use super::reload::values;
-use super::shape::Config;
+use super::shape::{Config, Nats};
 use super::value::Value;
 
 /// Where to look for the file, and the environment.
@@ -50,6 +50,8 @@ pub struct Loaded {
     pub warnings: Vec<Problem>,
     /// Of the effective values: the same digest means that nothing changed. 16 hex digits.
     pub digest: String,
+    /// What the files hold that `nats` names, as they were when this was loaded.
+    pub(super) stamps: Vec<Stamp>,
 }
 
 /// Loads a configuration, or says everything that is wrong with it.
@@ -68,7 +70,46 @@ pub fn load(options: &LoadOptions) -> Result<Loaded, Problems> {
             return Err(Problems::one(Place::File { path, line, column }, "not UTF-8, as TOML must be"));
         }
     };
-    parse(&path, &text, &options.environment)
+    let mut loaded = parse(&path, &text, &options.environment)?;
+    loaded.stamps = stamps(&loaded.config);
+    for stamp in &loaded.stamps {
+        if let Err(why) = &stamp.content {
+            let place = loaded.origins.get(stamp.key).cloned().unwrap_or_else(|| Place::Whole(loaded.path.clone()));
+            let message = format!("{}: cannot read {}: {why}", stamp.key, stamp.path.display());
+            loaded.warnings.push(Problem { place, message });
+        }
+    }
+    loaded.warnings.sort();
+    Ok(loaded)
+}
+
+/// A fingerprint of a file with credentials, keys or certificates, so that a reload sees a new one under an old name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub(super) key: &'static str,
+    pub(super) path: PathBuf,
+    /// The hash of its bytes, or why it could not be read.
+    pub(super) content: Result<u64, String>,
+}
+
+/// The stamps of all files that `nats` names. The files are opened for reading and nothing else.
+fn stamps(config: &Config) -> Vec<Stamp> {
+    let Nats { password_file, token_file, nkey_seed_file, credentials_file, tls, .. } = &config.nats;
+    let files = [
+        ("nats.password_file", password_file),
+        ("nats.token_file", token_file),
+        ("nats.nkey_seed_file", nkey_seed_file),
+        ("nats.credentials_file", credentials_file),
+        ("nats.tls.ca_file", &tls.ca_file),
+        ("nats.tls.cert_file", &tls.cert_file),
+        ("nats.tls.key_file", &tls.key_file),
+    ];
+    let named = files.into_iter().filter_map(|(key, path)| path.clone().map(|path| (key, path)));
+    let stamp = |(key, path): (&'static str, PathBuf)| {
+        let content = std::fs::read(&path).map(|bytes| fnv(FNV_OFFSET, &bytes)).map_err(|error| error.to_string());
+        Stamp { key, path, content }
+    };
+    named.map(stamp).collect()
 }
 
 /// Reads the text of a configuration file at `path` (absolute), which need not exist.
@@ -87,7 +128,7 @@ pub fn parse(path: &Path, text: &str, environment: &[(String, String)]) -> Resul
     }
     warnings.sort();
     let digest = digest(&config);
-    Ok(Loaded { config, path, origins: places, warnings, digest })
+    Ok(Loaded { config, path, origins: places, warnings, digest, stamps: Vec::new() })
 }
 
 /// The file to read. A file that was named but is not there is an error: silence would start another configuration.
@@ -112,22 +153,26 @@ fn find(options: &LoadOptions) -> Result<PathBuf, Problems> {
         let tried: Vec<String> = options.places.iter().map(|p| p.display().to_string()).collect();
         let message = format!(
             "no file found: --config and OUTBOXD_CONFIG name none, and there is none at {}; \
-             name one, or start from the config.toml that outboxd ships",
+             name one, or start from what `outboxd config default` prints",
             tried.join(" or ")
         );
         Problems::one(Place::Nowhere, message)
     })
 }
 
-/// FNV-1a over the effective values: no secret is in them, and nobody gains by a collision.
+/// Of the effective values: no secret is in them, and nobody gains by a collision.
 fn digest(config: &Config) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for (path, value) in values(config) {
-        for byte in format!("{path} = {value}\n").bytes() {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
+    let hash = values(config)
+        .into_iter()
+        .fold(FNV_OFFSET, |hash, (path, value)| fnv(hash, format!("{path} = {value}\n").as_bytes()));
     format!("{hash:016x}")
+}
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a.
+fn fnv(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// One line of `config show`.

@@ -20,5 +20,5 @@ pub mod value;
 pub use document::{schema, shipped_file};
 pub use load::{LoadOptions, Loaded, Shown, load, parse};
 pub use problem::{Place, Problem, Problems};
-pub use reload::{Change, Plan, diff};
+pub use reload::{Change, Plan, diff, plan};
 pub use shape::*;

@@ -38,7 +38,10 @@ fn impossible(config: &Config) -> Vec<Finding> {
         let (ack_wait, lease) = (duration_text(relay.ack_wait), duration_text(relay.lease));
         found.push((
             &["relay.ack_wait", "relay.lease"],
-            format!("relay.ack_wait ({ack_wait}) must be shorter than relay.lease ({lease}): a batch must be able to hear of its fate while it is leased"),
+            format!(
+                "relay.ack_wait ({ack_wait}) must be shorter than relay.lease ({lease}): a batch must \
+                 be able to hear of its fate while it is leased"
+            ),
         ));
     }
     if relay.backoff.initial > relay.backoff.cap {
@@ -52,7 +55,8 @@ fn impossible(config: &Config) -> Vec<Finding> {
         found.push((
             &["relay.subject", "stream.subjects", "relay.enabled"],
             format!(
-                "relay.subject ({}) can make subjects that stream.subjects ({}) does not cover: no stream would acknowledge them",
+                "relay.subject ({}) can make subjects that stream.subjects ({}) does not cover: \
+                 no stream would acknowledge them",
                 relay.subject,
                 stream.subjects.join(", ")
             ),
@@ -94,7 +98,8 @@ fn stream_warnings(config: &Config, found: &mut Vec<Finding>) {
         found.push((
             &["stream.duplicate_window", "relay.lease", "relay.ack_wait"],
             format!(
-                "stream.duplicate_window ({}) should exceed relay.lease + 2 x relay.ack_wait ({}), or every repeat after a crash has to be looked up",
+                "stream.duplicate_window ({}) should exceed relay.lease + 2 x relay.ack_wait ({}), or every \
+                 repeat after a crash has to be looked up",
                 duration_text(stream.duplicate_window),
                 duration_text(needed)
             ),
@@ -104,7 +109,8 @@ fn stream_warnings(config: &Config, found: &mut Vec<Finding>) {
         found.push((
             &["stream.duplicate_window", "stream.max_age"],
             format!(
-                "stream.duplicate_window ({}) is longer than stream.max_age ({}): the server refuses to make such a stream",
+                "stream.duplicate_window ({}) is longer than stream.max_age ({}): \
+                 the server refuses to make such a stream",
                 duration_text(stream.duplicate_window),
                 duration_text(stream.max_age)
             ),
@@ -207,7 +213,8 @@ fn retention_warnings(config: &Config, found: &mut Vec<Finding>) {
         found.push((
             &["retention.published"],
             format!(
-                "retention.published = {}: keep published rows at least 10m, so that they can be sent again when a server lost them",
+                "retention.published = {}: keep published rows at least 10m, so that they can be sent \
+                 again when a server lost them",
                 duration_text(retention.published)
             ),
         ));

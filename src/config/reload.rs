@@ -4,7 +4,7 @@
 //! compares the list with the table of keys, where its class is. May import: std.
 
 use super::keys::{self, Class};
-use super::load::masked;
+use super::load::{Loaded, masked};
 use super::shape::{Admin, Backoff, Config, Database, Http, Inbox, Log, Nats, Relay, Retention, Stream, Tls};
 use super::value::{Field, Value};
 
@@ -28,6 +28,8 @@ impl std::fmt::Display for Change {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Plan {
     pub changed: Vec<Change>,
+    /// Files that a changed connection needs and that cannot be read.
+    pub unreadable: Vec<String>,
 }
 
 impl Plan {
@@ -45,15 +47,39 @@ impl Plan {
         self.changed.iter().any(|change| change.key == key)
     }
 
-    /// Why the reload is refused as a whole, naming every key that only a restart can change; `None` if it is not.
+    /// Why the reload is refused as a whole, naming every key that only a restart can change and every file that cannot
+    /// be read; `None` if it is not.
     pub fn refusal(&self) -> Option<String> {
-        let restart = self.changed.iter().filter(|change| change.class == Class::Restart);
-        let named: Vec<String> = restart.map(Change::to_string).collect();
-        (!named.is_empty()).then(|| format!("needs a restart, nothing was changed: {}", named.join("; ")))
+        let restart: Vec<String> =
+            self.changed.iter().filter(|change| change.class == Class::Restart).map(Change::to_string).collect();
+        let mut reasons = Vec::new();
+        if !restart.is_empty() {
+            reasons.push(format!("only a restart can change {}", restart.join("; ")));
+        }
+        reasons.extend(self.unreadable.iter().cloned());
+        (!reasons.is_empty()).then(|| format!("nothing was changed: {}", reasons.join("; ")))
     }
 }
 
-/// Compares the running configuration with a wanted one.
+/// Compares the running configuration with a wanted one, and the contents of the files that `nats` names: a new
+/// password under the old name is a change too.
+pub fn plan(running: &Loaded, wanted: &Loaded) -> Plan {
+    let mut plan = diff(&running.config, &wanted.config);
+    for stamp in &wanted.stamps {
+        let before = running.stamps.iter().find(|old| old.key == stamp.key && old.path == stamp.path);
+        match &stamp.content {
+            Err(why) => plan.unreadable.push(format!("{}: cannot read {}: {why}", stamp.key, stamp.path.display())),
+            Ok(content) if before.is_some_and(|old| old.content.as_ref() != Ok(content)) => {
+                let (old, new) = ("(its old content)".to_owned(), "(new content)".to_owned());
+                plan.changed.push(Change { key: stamp.key, old, new, class: Class::Reconnect });
+            }
+            Ok(_) => {}
+        }
+    }
+    plan
+}
+
+/// Compares the values of two configurations.
 pub fn diff(running: &Config, wanted: &Config) -> Plan {
     let pairs = values(running).into_iter().zip(values(wanted));
     let changed = pairs.filter(|((_, old), (_, new))| old != new).map(|((path, old), (_, new))| Change {
@@ -62,7 +88,7 @@ pub fn diff(running: &Config, wanted: &Config) -> Plan {
         new: masked(path, &new),
         class: keys::find(path).map_or(Class::Restart, |key| key.class),
     });
-    Plan { changed: changed.collect() }
+    Plan { changed: changed.collect(), unreadable: Vec::new() }
 }
 
 macro_rules! list {

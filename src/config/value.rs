@@ -96,7 +96,7 @@ pub const LONGEST: Duration = Duration::from_secs(10 * 366 * 86_400);
 pub fn parse_duration(text: &str, zero: bool) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|e| format!("{text:?} is no duration: {e}"))?;
     if duration.is_zero() && !zero {
-        return Err("must be greater than zero".into());
+        return Err("it is zero".into());
     }
     if !duration.is_zero() && duration < Duration::from_millis(1) {
         return Err(format!("{text:?} is shorter than a millisecond"));
@@ -257,7 +257,7 @@ mod tests {
     fn a_duration_that_is_none_is_refused_with_its_text() {
         for text in ["", "5", "5 parsecs", "-1s", "1us", "11years", "0s"] {
             let error = parse_duration(text, false).unwrap_err();
-            assert!(error.contains(text) || error == "must be greater than zero", "{error}");
+            assert!(error.contains(text) || error == "it is zero", "{error}");
         }
         assert_eq!(parse_duration("0s", true), Ok(Duration::ZERO));
     }
@@ -284,7 +284,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(text in any::<String>(), millis in 0u64..=LONGEST.as_millis() as u64, n in 0u64..1 << 63) {
+        fn what_is_written_reads_back(
+            text in any::<String>(), millis in 0u64..=LONGEST.as_millis() as u64, n in 0u64..1 << 63,
+        ) {
             let table: toml::Table = toml::from_str(&format!(
                 "text = {}\nduration = {}\nsize = {}\nlist = {}\n",
                 Value::Text(text.clone()), Value::Duration(Duration::from_millis(millis)), Value::Bytes(n),

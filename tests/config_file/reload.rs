@@ -1,7 +1,7 @@
 //! The reload plan: what changed and what it costs.
 
 use outboxd::config::keys::{Class, KEYS};
-use outboxd::config::{self, Config};
+use outboxd::config::{self, Config, LoadOptions};
 use proptest::prelude::*;
 
 use super::parse;
@@ -35,6 +35,47 @@ fn a_plan_without_restart_keys_is_not_refused() {
     let mut new = old.clone();
     new.relay.batch = 7;
     assert_eq!(config::diff(&old, &new).refusal(), None);
+}
+
+#[test]
+fn a_new_password_under_the_old_name_is_a_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let load = || {
+        let path = Some(folder.path().join("config.toml"));
+        config::load(&LoadOptions { path, ..LoadOptions::default() }).unwrap()
+    };
+    file("config.toml", "[nats]\nuser = \"bob\"\npassword_file = \"pw\"\n");
+    file("pw", "hunter2");
+    let old = load();
+    assert_eq!((old.warnings.len(), config::plan(&old, &load())), (0, config::Plan::default()), "nothing changed");
+
+    file("pw", "hunter3");
+    let plan = config::plan(&old, &load());
+    assert_eq!(
+        plan.changed.iter().map(|c| (c.key, c.class)).collect::<Vec<_>>(),
+        [("nats.password_file", Class::Reconnect)]
+    );
+    assert_eq!(plan.refusal(), None);
+    assert!(!format!("{plan:?}").contains("hunter"), "{plan:?}");
+}
+
+#[test]
+fn a_reload_onto_a_file_that_cannot_be_read_is_refused_and_a_start_is_warned() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.toml");
+    let options = LoadOptions { path: Some(path.clone()), ..LoadOptions::default() };
+    std::fs::write(&path, "").unwrap();
+    let old = config::load(&options).unwrap();
+    std::fs::write(&path, "[nats]\ncredentials_file = \"gone.creds\"\n").unwrap();
+    let new = config::load(&options).unwrap();
+    let warning = new.warnings[0].to_string();
+    assert!(
+        warning.contains(":2:20: nats.credentials_file: cannot read ") && warning.contains("gone.creds"),
+        "{warning}"
+    );
+    let refusal = config::plan(&old, &new).refusal().unwrap();
+    assert!(refusal.starts_with("nothing was changed: nats.credentials_file: cannot read "), "{refusal}");
 }
 
 #[test]

@@ -16,9 +16,11 @@ fn the_environment_overrides_the_file() {
 }
 
 #[test]
-fn the_environment_can_mend_a_refused_value() {
+fn a_refused_value_in_the_file_is_told_even_where_a_variable_hides_it() {
     let env = [("OUTBOXD_DATABASE_SYNCHRONOUS".to_owned(), "normal".to_owned())];
-    let loaded = config::parse(Path::new(PATH), "", &env).unwrap();
+    let found = config::parse(Path::new(PATH), "[database]\nsynchronous = \"ful\"\n", &env).unwrap_err().to_string();
+    assert!(found.starts_with("/srv/app/config.toml:2:15: database.synchronous must be"), "{found}");
+    let loaded = config::parse(Path::new(PATH), "[database]\nsynchronous = \"full\"\n", &env).unwrap();
     assert_eq!(loaded.config.database.synchronous, Synchronous::Normal);
 }
 

@@ -87,7 +87,7 @@ fn values_that_cannot_be_are_refused() {
     let cases = [
         ("source = \"a\\nb\"", "source must be a string: an identity"),
         ("[database]\npath = \"\"", "database.path must be a string: the path of a file"),
-        ("[database]\nbusy_timeout = \"0s\"", "must be greater than zero"),
+        ("[database]\nbusy_timeout = \"0s\"", "it is zero"),
         ("[database]\nbusy_timeout = 5", "database.busy_timeout must be a duration"),
         ("[nats]\nurls = []", "nats.urls must be a list of strings, at least one"),
         ("[nats]\nurls = \"nats://h\"", "nats.urls must be a list of strings"),
