@@ -2,6 +2,8 @@
 //!
 //! May import: domain, store, ports, limits, telemetry, ractor, tokio. Never: async_nats, jetstream, configuration shapes.
 
+pub mod janitor;
 pub mod publisher;
 pub mod relay;
+pub mod root;
 pub mod writer;

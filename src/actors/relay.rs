@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
 
+use tokio::sync::mpsc;
+
 use super::publisher::{Publisher, PublisherArgs, PublisherMsg, Pulse};
 use super::writer::{Kind, Writer};
 use crate::domain::event::Millis;
@@ -38,7 +40,7 @@ pub enum RelayMsg {
     NotOwned(StoreError),
     /// A write was refused because another owner has taken over.
     LeaseLost(Epoch),
-    /// The database cannot be trusted any more.
+    /// The database cannot be trusted any more: the daemon must end.
     Fatal(StoreError),
     /// Start the publisher of this number again.
     Respawn(usize),
@@ -64,6 +66,8 @@ pub struct RelayArgs {
     pub board: Board,
     pub metrics: Metrics,
     pub loops: Loops,
+    /// Where errors go after which the daemon must end.
+    pub fatal: mpsc::UnboundedSender<StoreError>,
 }
 
 /// The actor; see the module.
@@ -131,9 +135,9 @@ impl Actor for Relay {
             RelayMsg::Wake { touched } => state.wake(touched),
             RelayMsg::Tick => state.tick(&myself),
             RelayMsg::Owned(epoch) => state.activate(&myself, epoch).await?,
-            RelayMsg::NotOwned(error) => state.not_owned(&error)?,
+            RelayMsg::NotOwned(error) => state.not_owned(&error),
             RelayMsg::LeaseLost(epoch) => state.lose(epoch),
-            RelayMsg::Fatal(error) => return Err(Box::new(error)),
+            RelayMsg::Fatal(error) => state.fatal(&error),
             RelayMsg::Respawn(index) => state.respawn(&myself, index).await?,
             RelayMsg::Adopt(rules) => state.adopt(rules),
             RelayMsg::Pause(paused) => state.pause(paused),
@@ -278,13 +282,17 @@ impl RelayState {
         Ok(actor)
     }
 
-    fn not_owned(&mut self, error: &StoreError) -> Result<(), ActorProcessingErr> {
+    /// Tells the daemon, which ends.
+    fn fatal(&self, error: &StoreError) {
+        let _ = self.args.fatal.send(error.clone());
+    }
+
+    fn not_owned(&mut self, error: &StoreError) {
         if error.is_fatal() {
-            return Err(Box::new(error.clone()));
+            return self.fatal(error);
         }
         tracing::error!(error = %chain(error), "cannot take the relay over; trying again");
         self.role = Role::Standby { since: self.args.clock.now() };
-        Ok(())
     }
 
     /// Another owner has taken over: the publishers end, and this daemon stands by.
@@ -345,7 +353,7 @@ impl RelayState {
                 }
             }
             Ok(Fenced::Lost) => self.lose(epoch),
-            Err(error) if error.is_fatal() => return Err(Box::new(error)),
+            Err(error) if error.is_fatal() => self.fatal(&error),
             Err(error) => {
                 tracing::error!(error = %chain(&error), "cannot rescue leases; trying again");
                 myself.send_after(Duration::from_secs(1), move || RelayMsg::Respawn(index));

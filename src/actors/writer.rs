@@ -11,6 +11,7 @@
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -129,14 +130,24 @@ impl std::fmt::Debug for WriterMsg {
     }
 }
 
-/// The way to the writer. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Writer(ActorRef<WriterMsg>);
+/// The way to the writer: a seat that whoever writes now sits on, so that it outlives a crash of the actor. Cheap to
+/// clone.
+#[derive(Clone, Debug, Default)]
+pub struct Writer(Arc<Mutex<Option<ActorRef<WriterMsg>>>>);
 
 impl Writer {
-    /// The handle of a spawned writer.
-    pub fn new(actor: ActorRef<WriterMsg>) -> Self {
-        Self(actor)
+    /// From now on jobs go to this actor.
+    pub fn seat(&self, actor: ActorRef<WriterMsg>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(actor);
+    }
+
+    /// Who writes now.
+    pub(super) fn actor(&self) -> Option<ActorRef<WriterMsg>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn cast(&self, message: WriterMsg) -> Result<()> {
+        self.actor().and_then(|actor| actor.cast(message).ok()).ok_or_else(gone)
     }
 
     /// Runs `job` in the next transaction and answers after its commit. A job that fails is rolled back alone.
@@ -150,22 +161,27 @@ impl Writer {
     {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(TypedJob { work: Some(job), result: None, reply });
-        let gone = || StoreError::Crashed("the writer has stopped".into());
-        self.0.cast(WriterMsg::Write(Entry { kind, job })).map_err(|_| gone())?;
+        self.cast(WriterMsg::Write(Entry { kind, job }))?;
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Changes the durability of settlements (`database.synchronous`).
     pub fn adopt(&self, settle: Synchronous) {
-        let _ = self.0.cast(WriterMsg::Adopt { settle });
+        // where nobody sits, the next writer starts with the new value
+        let _ = self.cast(WriterMsg::Adopt { settle });
     }
 }
 
+fn gone() -> StoreError {
+    StoreError::Crashed("the writer has stopped".into())
+}
+
 /// What the writer is made of.
+#[derive(Clone)]
 pub struct WriterArgs {
     pub store: Store,
     pub board: Board,
-    pub clock: std::sync::Arc<dyn Clock>,
+    pub clock: Arc<dyn Clock>,
     /// `database.synchronous`.
     pub settle: Synchronous,
 }
@@ -263,7 +279,7 @@ impl WriterState {
         let (known_level, known_version) = (self.level, self.data_version);
         let in_place = self.args.store.assert_in_place();
         // the batch outlives a worker that could not be had
-        let kept = std::sync::Arc::new(std::sync::Mutex::new(Some(batch)));
+        let kept = Arc::new(Mutex::new(Some(batch)));
         let theirs = kept.clone();
         let outcome = match in_place {
             Err(error) => Err(error),
@@ -271,7 +287,7 @@ impl WriterState {
                 self.args
                     .store
                     .with_writer(move |conn| {
-                        let batch = theirs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+                        let batch = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
                         Ok(transaction(conn, batch.unwrap_or_default(), level, known_level, known_version))
                     })
                     .await
@@ -282,7 +298,7 @@ impl WriterState {
             Err(error) => {
                 self.level = None;
                 self.data_version = None;
-                let batch = kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take().unwrap_or_default();
+                let batch = kept.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
                 self.refuse(batch, error).await
             }
         }

@@ -7,6 +7,7 @@ pub mod config;
 pub mod error;
 pub mod explain;
 pub mod render;
+pub mod run;
 mod shell;
 
 use std::ffi::OsString;
@@ -41,6 +42,12 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Run the daemon: publish what is committed, apply what arrives
+    Run {
+        /// Longest orderly stop after SIGTERM or SIGINT
+        #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
+        grace: std::time::Duration,
+    },
     /// Play the whole flow on this machine, with a nats-server of its own, and prove it
     Demo {
         /// Fewer events and shorter outages
@@ -111,6 +118,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
 
 fn dispatch(cli: Cli) -> Result<Exit, CliError> {
     match cli.verb {
+        Verb::Run { grace } => run::run(cli.config, grace),
         Verb::Demo { fast, keep } => Ok(Exit::from_code(demo::run(demo::DemoOptions { fast, keep }))),
         Verb::Config(verb) => match verb {
             ConfigVerb::Check => config::check(cli.config),

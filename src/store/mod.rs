@@ -4,7 +4,6 @@
 //! `pool.rs` also deadpool-sqlite and tokio (a blocking task). Only this directory opens the database, its -wal or
 //! its -shm: opening and closing one of them by anything but SQLite drops SQLite's POSIX locks in the whole process.
 
-mod sql_text;
 pub mod audit;
 pub mod connection;
 pub mod ddl;
@@ -21,6 +20,7 @@ pub mod outbox;
 pub mod owner;
 pub mod pool;
 pub mod schema;
+mod sql_text;
 pub mod takeover;
 pub mod time;
 pub mod watch;
