@@ -67,7 +67,8 @@ pub fn migrate(path: &Path, options: &MigrateOptions) -> Result<Migration> {
         // are ignored inside a transaction
         opened
             .conn
-            .execute_batch("PRAGMA foreign_keys = OFF; PRAGMA legacy_alter_table = ON")
+            // and with a small cache every random index page would be written many times
+            .execute_batch("PRAGMA foreign_keys = OFF; PRAGMA legacy_alter_table = ON; PRAGMA cache_size = -262144")
             .step("prepare the migration")?;
     }
     let began = std::time::Instant::now();
