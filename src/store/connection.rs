@@ -86,6 +86,20 @@ pub fn sidecar(path: &Path, suffix: &str) -> PathBuf {
 /// rollback journal that cannot be converted now), [`StoreError::ReadOnly`], [`StoreError::Denied`], ...
 pub fn open(path: &Path, access: Access, settings: &Settings) -> Result<Opened> {
     let existed = Identity::of(path);
+    let conn = open_as_it_is(path, access, settings)?;
+    let mut notes = Vec::new();
+    if access != Access::Read && to_wal(&conn, path)? && existed.is_some() {
+        notes.push(format!(
+            "{} was in rollback-journal mode and is now in WAL mode; programs that use it need no change",
+            path.display()
+        ));
+    }
+    Ok(Opened { conn, notes })
+}
+
+/// Like [`open`], in the journal mode that the file has.
+pub(super) fn open_as_it_is(path: &Path, access: Access, settings: &Settings) -> Result<Connection> {
+    let existed = Identity::of(path);
     if existed.is_none() && access != Access::Create {
         return Err(StoreError::NoFile { path: path.into() });
     }
@@ -95,19 +109,12 @@ pub fn open(path: &Path, access: Access, settings: &Settings) -> Result<Opened> 
     let conn = Connection::open_with_flags(uri(path, access), flags(access))
         .step("open the database")
         .map_err(|e| e.of_file(path))?;
-    let mut notes = Vec::new();
     configure(&conn, access, settings).map_err(|e| e.of_file(path))?;
-    if access != Access::Read && to_wal(&conn, path)? && existed.is_some() {
-        notes.push(format!(
-            "{} was in rollback-journal mode and is now in WAL mode; programs that use it need no change",
-            path.display()
-        ));
-    }
     suitable(path)?;
     if existed.is_some() && existed != Identity::of(path) {
         return Err(StoreError::Replaced { path: path.into() });
     }
-    Ok(Opened { conn, notes })
+    Ok(conn)
 }
 
 /// The `file:` URI of a path, which alone keeps SQLite from creating a missing file wherever it is opened.

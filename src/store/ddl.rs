@@ -28,7 +28,7 @@ const fn trigger(name: &'static str, sql: &'static str) -> Object {
     Object { kind: "trigger", name, sql }
 }
 
-/// The columns of `outbox_events` that a classic table has too, in its order.
+/// The columns of `outbox_events` that a classic table has too.
 pub const CLASSIC_COLUMNS: [&str; 13] = [
     "event_id",
     "aggregate_type",
@@ -45,7 +45,8 @@ pub const CLASSIC_COLUMNS: [&str; 13] = [
     "last_error",
 ];
 
-/// The outbox: seven columns are the application's, the rest has defaults.
+/// The outbox: seven columns are the application's, the rest has defaults. The payload stands last, so that reading the
+/// other columns of a row does not walk the overflow pages of a large one.
 pub const OUTBOX: Object = table(
     "outbox_events",
     "CREATE TABLE outbox_events (
@@ -55,8 +56,6 @@ pub const OUTBOX: Object = table(
     aggregate_version INTEGER NOT NULL CHECK (aggregate_version > 0),
     event_type        TEXT NOT NULL,
     schema_version    INTEGER NOT NULL CHECK (schema_version > 0),
-    payload_json      TEXT NOT NULL,
-    headers_json      TEXT,
     status            TEXT NOT NULL DEFAULT 'pending' CHECK (status IN ('pending', 'published', 'failed')),
     attempt_count     INTEGER NOT NULL DEFAULT 0,
     available_at      TEXT NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
@@ -68,6 +67,8 @@ pub const OUTBOX: Object = table(
     stream_seq        INTEGER,
     failing_since     INTEGER,
     holds             INTEGER NOT NULL DEFAULT 1,
+    headers_json      TEXT,
+    payload_json      TEXT NOT NULL,
     UNIQUE (aggregate_type, aggregate_id, aggregate_version)
 )",
 );

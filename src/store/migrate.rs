@@ -42,6 +42,12 @@ pub struct Migration {
     pub locked: Option<Duration>,
 }
 
+impl Migration {
+    fn of(path: &Path, from: Layout) -> Self {
+        Self { path: path.into(), from, plan: None, done: Vec::new(), notes: Vec::new(), locked: None }
+    }
+}
+
 /// A step from one version of our schema to the next.
 pub(super) struct Upgrade {
     /// The version that the step leads to; they are consecutive and end at [`ddl::VERSION`].
@@ -58,23 +64,17 @@ const UPGRADES: &[Upgrade] = &[];
 /// [`StoreError::NoFile`], [`StoreError::NoTables`], [`StoreError::Newer`], [`StoreError::Foreign`], or
 /// [`StoreError::Refused`] with every reason; the file is as it was then.
 pub fn migrate(path: &Path, options: &MigrateOptions) -> Result<Migration> {
-    let mut migration = examine(path, options)?;
     let settings = Settings { busy_timeout: Duration::from_secs(30), ..Settings::default() };
-    let mut opened = connection::open(path, Access::Write, &settings)?;
-    migration.notes.append(&mut opened.notes);
-    if matches!(migration.from, Layout::Classic) {
-        // children with ON DELETE CASCADE would go with the old table; and RENAME would rewrite what names it. Both
-        // are ignored inside a transaction
-        opened
-            .conn
-            // and with a small cache every random index page would be written many times
-            .execute_batch("PRAGMA foreign_keys = OFF; PRAGMA legacy_alter_table = ON; PRAGMA cache_size = -262144")
-            .step("prepare the migration")?;
-    }
+    // not yet in WAL mode: what is refused must leave the file as it is
+    let mut conn = connection::open_as_it_is(path, Access::Write, &settings)?;
+    // children with ON DELETE CASCADE would go with the old table, and RENAME would rewrite what names it; both are
+    // ignored inside a transaction. With a small cache every random page of an index would be written many times
+    conn.execute_batch("PRAGMA foreign_keys = OFF; PRAGMA legacy_alter_table = ON; PRAGMA cache_size = -262144")
+        .step("prepare the migration")?;
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).step("take the write lock")?;
     let began = std::time::Instant::now();
-    let tx = opened.conn.transaction_with_behavior(TransactionBehavior::Immediate).step("take the write lock")?;
-    // the world may have changed since it was examined without a lock
-    match schema::inspect(&tx)? {
+    let mut migration = Migration::of(path, schema::inspect(&tx)?);
+    match migration.from {
         Layout::Classic => {
             let plan = takeover::inventory(&tx, path)?;
             refuse(&plan)?;
@@ -84,7 +84,7 @@ pub fn migrate(path: &Path, options: &MigrateOptions) -> Result<Migration> {
         Layout::Ours { version } if version <= ddl::VERSION => {
             migration.done.extend(upgrade(&tx, version, UPGRADES, ddl::VERSION)?);
         }
-        _ => schema::require(&tx, path)?,
+        Layout::Ours { .. } | Layout::Empty | Layout::Foreign { .. } => schema::require(&tx, path)?,
     }
     if options.debezium && add_debezium(&tx)? {
         migration.done.push("the view outbox in Debezium's layout was added".into());
@@ -94,6 +94,12 @@ pub fn migrate(path: &Path, options: &MigrateOptions) -> Result<Migration> {
     }
     tx.commit().step("commit the migration")?;
     migration.locked = Some(began.elapsed());
+    drop(conn);
+    match connection::open(path, Access::Write, &settings) {
+        Ok(opened) => migration.notes.extend(opened.notes),
+        // it is done; the daemon converts the file when it starts, or says the same
+        Err(error) => migration.notes.push(super::error::chain(&error)),
+    }
     Ok(migration)
 }
 
@@ -104,24 +110,20 @@ pub fn migrate(path: &Path, options: &MigrateOptions) -> Result<Migration> {
 pub fn examine(path: &Path, options: &MigrateOptions) -> Result<Migration> {
     let conn = connection::open(path, Access::Read, &Settings::default())?.conn;
     let tx = conn.unchecked_transaction().step("read the file")?;
-    let from = schema::inspect(&tx)?;
-    let mut notes = Vec::new();
-    let plan = match &from {
+    let mut migration = Migration::of(path, schema::inspect(&tx)?);
+    match migration.from {
         Layout::Classic => {
             let plan = takeover::inventory(&tx, path)?;
             refuse(&plan)?;
-            Some(plan)
+            migration.plan = Some(plan);
         }
-        Layout::Ours { version } if *version <= ddl::VERSION => None,
-        _ => {
-            schema::require(&tx, path)?;
-            None
-        }
-    };
-    if options.debezium && has_debezium(&tx)? {
-        notes.push("the view outbox is there already".into());
+        Layout::Ours { version } if version <= ddl::VERSION => {}
+        Layout::Ours { .. } | Layout::Empty | Layout::Foreign { .. } => schema::require(&tx, path)?,
     }
-    Ok(Migration { path: path.into(), from, plan, done: Vec::new(), notes, locked: None })
+    if options.debezium && has_debezium(&tx)? {
+        migration.notes.push("the view outbox is there already".into());
+    }
+    Ok(migration)
 }
 
 fn refuse(plan: &Plan) -> Result<()> {
