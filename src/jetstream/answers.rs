@@ -13,19 +13,14 @@ use super::outcome::{self, ApiError, Meaning};
 use super::readback::{self, Compared};
 use super::session::{Inner, Session};
 use crate::domain::settle::{Class, Duplicate, Outcome};
-use crate::ports::Topology;
-
-/// Sequences that a stream can gain in a second at the very most, many times what a server can store: an ack above is
-/// checked against the stream before it is believed.
-const GAIN_PER_SECOND: u64 = 1_000_000;
-
-/// Sequences that an ack may be ahead at once.
-const LEAD: u64 = 10_000;
 
 /// An ack that cannot be believed before the stream's last sequence is known.
 pub(super) struct Claim {
     id: u64,
     seq: u64,
+    duplicate: Duplicate,
+    /// Number of the last look that had begun: it may have seen the stream before this message was stored.
+    look: u64,
 }
 
 #[derive(Deserialize)]
@@ -44,58 +39,12 @@ struct Ack {
     error: Option<ApiError>,
 }
 
-/// What is known of the stream's sequences.
-pub(super) struct Belief {
-    /// Domain of the stream; empty where there is none, or where it is not known.
-    domain: String,
-    created: String,
-    /// Last sequence at the first look: what this session stores stands above it.
-    floor: u64,
-    /// Highest sequence known, and when it was learnt.
-    high: u64,
-    high_at: Instant,
-}
-
-impl Belief {
-    pub(super) fn new(domain: String, now: Instant) -> Self {
-        Self { domain, created: String::new(), floor: 0, high: 0, high_at: now }
-    }
-
-    /// Takes what `STREAM.INFO` said.
-    pub(super) fn learn(&mut self, topology: &Topology, now: Instant) {
-        if self.created != topology.created {
-            // the first look, or another stream of that name, whose sequences begin again
-            self.floor = if self.created.is_empty() { topology.last_seq } else { 0 };
-            self.created = topology.created.clone();
-            (self.high, self.high_at) = (topology.last_seq, now);
-        }
-        self.seen(topology.last_seq, now);
-    }
-
-    fn seen(&mut self, seq: u64, now: Instant) {
-        if seq > self.high {
-            (self.high, self.high_at) = (seq, now);
-        }
-    }
-
-    fn is_elsewhere(&self, domain: &str) -> bool {
-        !domain.is_empty() && !self.domain.is_empty() && domain != self.domain
-    }
-
-    /// Whether a message can have been stored at `seq` just now.
-    fn accepts(&self, seq: u64, now: Instant) -> bool {
-        let millis = u64::try_from(now.duration_since(self.high_at).as_millis()).unwrap_or(u64::MAX);
-        let gain = millis.saturating_mul(GAIN_PER_SECOND / 1_000).saturating_add(LEAD);
-        seq > self.floor && seq <= self.high.saturating_add(gain)
-    }
-}
-
 impl Session {
     pub(super) fn on_ack(&mut self, message: &async_nats::Message) {
         let Some(id) = self.dispatch.id_of(&message.subject) else { return };
         let Some(count) = self.dispatch.flight(id).map(|flight| flight.count) else { return };
         if message.status == Some(async_nats::StatusCode::NO_RESPONDERS) {
-            self.unheard.push(id);
+            self.unheard.push((id, self.looks));
             self.want_look = true;
             return;
         }
@@ -109,12 +58,11 @@ impl Session {
         } else if ack.count.unwrap_or(1) != count as u64 {
             self.note(id, format!("the ack counts {:?} messages instead of {count}", ack.count));
         } else if ack.duplicate {
-            self.compare(id, ack.seq);
-        } else if self.belief.accepts(ack.seq, Instant::now()) {
-            self.stored(id, ack.seq);
+            self.compare(id, ack.seq, Duplicate::Same);
+        } else if self.belief.accepts(ack.seq, self.dispatch.sent(), Instant::now()) {
+            self.stored(id, ack.seq, Duplicate::No);
         } else {
-            self.claims.push(Claim { id, seq: ack.seq });
-            self.want_look = true;
+            self.compare(id, ack.seq, Duplicate::No);
         }
     }
 
@@ -125,12 +73,14 @@ impl Session {
         }
     }
 
-    fn stored(&mut self, id: u64, seq: u64) {
-        let now = Instant::now();
-        self.belief.seen(seq, now);
-        self.last_ack = now;
+    fn stored(&mut self, id: u64, seq: u64, duplicate: Duplicate) {
+        let Some(count) = self.dispatch.flight(id).map(|flight| flight.count) else { return };
+        if duplicate == Duplicate::No {
+            self.belief.stored(count, seq);
+        }
+        self.last_ack = Instant::now();
         self.refused_at = None;
-        self.dispatch.land(id, Outcome::Stored { stream_seq: seq, duplicate: Duplicate::No });
+        self.dispatch.land(id, Outcome::Stored { stream_seq: seq, duplicate });
     }
 
     fn on_refusal(&mut self, id: u64, run: bool, error: &ApiError) {
@@ -164,7 +114,8 @@ impl Session {
         self.unusable(format!("stream {} refuses everything: {error}", self.settings.stream.name));
     }
 
-    fn compare(&mut self, id: u64, seq: u64) {
+    /// Reads back what stands at the sequence of an ack that is a duplicate's, or that does not fit.
+    fn compare(&mut self, id: u64, seq: u64, as_: Duplicate) {
         let Some(flight) = self.dispatch.flight(id) else { return };
         let (kept, api, shape) = (flight.kept.clone(), self.api.clone(), self.shape);
         let (readers, inner) = (self.readers.clone(), self.inner.clone());
@@ -172,41 +123,60 @@ impl Session {
             let _permit = readers.acquire().await;
             let result = readback::compare(&api, shape, seq, &kept).await;
             // the session may have ended
-            let _ = inner.send(Inner::Compared { id, seq, result });
+            let _ = inner.send(Inner::Compared { id, seq, as_, result });
         });
     }
 
-    pub(super) fn on_compared(&mut self, id: u64, seq: u64, result: Result<Compared, ApiFault>) {
-        self.last_ack = Instant::now();
-        let duplicate = |duplicate| Outcome::Stored { stream_seq: seq, duplicate };
-        let outcome = match result {
-            Ok(Compared::Same) => duplicate(Duplicate::Same),
-            Ok(Compared::Gone) if seq <= self.belief.high => duplicate(Duplicate::Gone),
-            Ok(Compared::Differs(detail)) => Outcome::Collision { stream_seq: seq, detail },
+    pub(super) fn on_compared(&mut self, id: u64, seq: u64, as_: Duplicate, result: Result<Compared, ApiFault>) {
+        let is_new = as_ == Duplicate::No;
+        match result {
+            Ok(Compared::Same) => self.stored(id, seq, as_),
+            Ok(Compared::Gone) if !is_new && seq <= self.belief.known() => self.stored(id, seq, Duplicate::Gone),
             Ok(Compared::Gone) => {
                 // above everything we know: perhaps not this stream's ack
-                self.claims.push(Claim { id, seq });
-                self.want_look = true;
-                return;
+                let duplicate = if is_new { Duplicate::No } else { Duplicate::Gone };
+                self.claims.push(Claim { id, seq, duplicate, look: self.looks });
             }
-            Ok(Compared::Stranger) => Outcome::Unknown {
-                detail: format!("acknowledged as a duplicate of sequence {seq}, which holds another message"),
-            },
-            Err(fault) => Outcome::Unknown {
-                detail: format!("acknowledged as a duplicate of sequence {seq}, which cannot be read: {fault}"),
-            },
-        };
-        self.dispatch.land(id, outcome);
+            Ok(Compared::Differs(detail)) if !is_new => {
+                self.last_ack = Instant::now();
+                self.dispatch.land(id, Outcome::Collision { stream_seq: seq, detail });
+            }
+            Ok(Compared::Differs(_) | Compared::Stranger) => {
+                self.note(id, format!("an ack named sequence {seq}, which holds another message"));
+            }
+            Err(fault) => {
+                self.want_look = true;
+                self.note(id, format!("an ack named sequence {seq}, which cannot be read: {fault}"));
+            }
+        }
     }
 
-    pub(super) fn settle_claims(&mut self, last_seq: u64) {
-        for Claim { id, seq } in std::mem::take(&mut self.claims) {
-            if seq > self.belief.floor && seq <= last_seq {
-                self.stored(id, seq);
+    /// Decides the claims that are older than look number `look`, which saw the stream end at `last_seq`.
+    pub(super) fn settle_claims(&mut self, look: u64, last_seq: u64) {
+        let (ripe, young) = std::mem::take(&mut self.claims).into_iter().partition(|claim| claim.look < look);
+        self.claims = young;
+        let ripe: Vec<Claim> = ripe;
+        for Claim { id, seq, duplicate, .. } in ripe {
+            let possible = match duplicate {
+                Duplicate::No => self.belief.confirms(seq, last_seq),
+                Duplicate::Same | Duplicate::Gone => seq <= last_seq,
+            };
+            if possible {
+                self.stored(id, seq, duplicate);
             } else {
                 let note = format!("an ack named sequence {seq}, which the stream (last {last_seq}) cannot have given");
                 self.note(id, note);
             }
+        }
+    }
+
+    /// Decides the flights to which nobody listened, where look number `look` began after that.
+    pub(super) fn settle_unheard(&mut self, look: u64, usable: bool) {
+        let (ripe, young): (Vec<_>, Vec<_>) = std::mem::take(&mut self.unheard).into_iter().partition(|u| u.1 < look);
+        self.want_look |= !young.is_empty();
+        self.unheard = young;
+        for (id, _) in ripe {
+            self.dispatch.land(id, outcome::no_responders(usable));
         }
     }
 }

@@ -125,7 +125,9 @@ fn options(
         options = options.nkey(seed.trim().to_owned());
     }
     if let (Some(credentials), Some(path)) = (&secrets.credentials, &nats.credentials_file) {
-        options = options.credentials(credentials).map_err(|error| DialError {
+        // the client's parser wants the last line ended
+        let credentials = format!("{credentials}\n");
+        options = options.credentials(&credentials).map_err(|error| DialError {
             refused: false,
             reason: format!("nats.credentials_file {}: {error}", path.display()),
         })?;

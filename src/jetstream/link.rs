@@ -18,7 +18,7 @@ use super::connect::{self, DialError, Secrets};
 use super::session::{Command, End, Inlets, Session};
 use super::topology::{Finding, Seen};
 use crate::limits;
-use crate::ports::{Clock, Link};
+use crate::ports::{Clock, Link, Topology};
 
 /// Longest wait after refused credentials.
 const REFUSED_CAP: Duration = Duration::from_secs(30);
@@ -142,8 +142,21 @@ impl Owner {
         }
         slot.session = Some(self.session.clone());
         slot.findings = seen.findings;
+        if self.is_as_told(&seen.topology) {
+            return;
+        }
         let link = Link::Up { generation: self.generation, topology: Arc::new(seen.topology) };
         self.shared.set(&mut slot, link);
+    }
+
+    /// A last sequence that has grown is no change of state: nobody needs to wake up for it.
+    fn is_as_told(&self, seen: &Topology) -> bool {
+        match &*self.shared.link.borrow() {
+            Link::Up { generation, topology } if *generation == self.generation => {
+                Topology { last_seq: topology.last_seq, ..seen.clone() } == **topology
+            }
+            Link::Up { .. } | Link::Down { .. } | Link::Unusable { .. } => false,
+        }
     }
 
     pub(super) fn findings(&self, findings: Vec<Finding>) {

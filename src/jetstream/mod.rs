@@ -5,7 +5,7 @@
 //!     ▲                    │ flights, acks, looks at the stream
 //!     └── grouped reports ─┘ link state ──▶ watch
 //!  link.rs    one session after the other, for ever       connect.rs   credentials, TLS
-//!  session.rs what a connection does in a turn            answers.rs   acks, believed or not
+//!  session.rs what a connection does in a turn            answers.rs, belief.rs   acks, believed or not
 //!  topology.rs the stream, made or judged
 //!  publish.rs what is on its way                          outcome.rs   every error -> a class
 //!  readback.rs look before you send                       api.rs       requests to the JetStream API
@@ -15,6 +15,7 @@
 
 mod answers;
 mod api;
+mod belief;
 pub mod connect;
 mod link;
 pub mod outcome;

@@ -104,6 +104,9 @@ pub(super) struct Dispatch {
     stream: HeaderValue,
     ack_wait: Duration,
     next_id: u64,
+    /// Messages ever sent, and of these the ones that were reported.
+    sent: u64,
+    settled: u64,
     singles: VecDeque<Parcel>,
     runs: VecDeque<Parcel>,
     flights: HashMap<u64, Flight>,
@@ -138,6 +141,8 @@ impl Dispatch {
             stream,
             ack_wait,
             next_id: 0,
+            sent: 0,
+            settled: 0,
             singles: VecDeque::new(),
             runs: VecDeque::new(),
             flights: HashMap::new(),
@@ -227,6 +232,7 @@ impl Dispatch {
             self.next_id += 1;
             let count = parcel.run.as_ref().map_or(1, |run| run.length);
             self.runs_flying += usize::from(count > 1);
+            self.sent += count as u64;
             self.deadlines.push_back((now + self.ack_wait, id));
             let flight = Flight { desk: parcel.desk.clone(), ticket: parcel.ticket, kept, count, note: None };
             self.flights.insert(id, flight);
@@ -276,6 +282,7 @@ impl Dispatch {
     pub(super) fn land(&mut self, id: u64, outcome: Outcome) {
         if let Some(flight) = self.flights.remove(&id) {
             self.runs_flying -= usize::from(flight.count > 1);
+            self.settled += flight.count as u64;
             self.tell(&flight.desk, flight.ticket, outcome);
         }
     }
@@ -351,6 +358,16 @@ impl Dispatch {
         self.runs_flying = 0;
         self.deadlines.clear();
         self.flush();
+    }
+
+    /// Messages ever sent over this connection.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Messages whose fate was reported.
+    pub(super) fn settled(&self) -> u64 {
+        self.settled
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -21,13 +21,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Settings;
-use super::answers::{Belief, Claim};
+use super::answers::Claim;
 use super::api::{Api, ApiFault};
+use super::belief::Belief;
 use super::link::Owner;
 use super::outcome;
 use super::publish::{Consignment, Dispatch, Pumped};
 use super::readback::{self, Compared};
 use super::topology::{self, Seen, Server, Shape, Size};
+use crate::domain::settle::Duplicate;
 use crate::limits;
 use crate::ports::{Sought, Unreadable, Whereabouts};
 
@@ -61,6 +63,9 @@ const REFRESH: Duration = Duration::from_secs(30);
 /// Shortest time between two looks: suspicion may come with every event.
 const LOOKS_APART: Duration = Duration::from_millis(100);
 
+/// The same while an ack waits to be believed.
+const CLAIMS_APART: Duration = Duration::from_millis(2);
+
 /// Duplicates read back at the same time.
 const READERS: usize = 64;
 
@@ -70,7 +75,7 @@ const STILL_FULL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) enum Inner {
     Looked(Box<Result<Seen, String>>),
-    Compared { id: u64, seq: u64, result: Result<Compared, ApiFault> },
+    Compared { id: u64, seq: u64, as_: Duplicate, result: Result<Compared, ApiFault> },
 }
 
 /// Whether publishing works, as far as this session knows.
@@ -100,8 +105,12 @@ pub(super) struct Session {
     pub(super) size: Option<Size>,
     /// The store refused at this size.
     pub(super) refused_at: Option<(Instant, Size)>,
-    /// Flights that nobody listened to, until the stream's state tells why.
-    pub(super) unheard: Vec<u64>,
+    /// Looks begun so far.
+    pub(super) looks: u64,
+    /// Settled messages when the current look began.
+    settled: u64,
+    /// Flights that nobody listened to, with the number of the last look before, until a later one tells why.
+    pub(super) unheard: Vec<(u64, u64)>,
     pub(super) claims: Vec<Claim>,
     pub(super) readers: Arc<Semaphore>,
     pub(super) inner: mpsc::UnboundedSender<Inner>,
@@ -161,6 +170,8 @@ impl Session {
             looked_at: None,
             size: None,
             refused_at: None,
+            looks: 0,
+            settled: 0,
             unheard: Vec::new(),
             claims: Vec::new(),
             readers: Arc::new(Semaphore::new(READERS)),
@@ -323,13 +334,14 @@ impl Session {
     fn on_inner(&mut self, inner: Inner) {
         match inner {
             Inner::Looked(result) => self.on_look(*result),
-            Inner::Compared { id, seq, result } => self.on_compared(id, seq, result),
+            Inner::Compared { id, seq, as_, result } => self.on_compared(id, seq, as_, result),
         }
     }
 
     fn look_due(&self, now: Instant) -> Instant {
         let Some(at) = self.looked_at else { return now };
         match self.standing {
+            _ if !self.claims.is_empty() => at + CLAIMS_APART,
             _ if self.want_look => at + LOOKS_APART,
             Standing::New | Standing::Unusable => at + limits::PROBE,
             Standing::Up | Standing::Leaving => at + REFRESH,
@@ -341,6 +353,7 @@ impl Session {
             return;
         }
         (self.looking, self.want_look, self.looked_at) = (true, false, Some(now));
+        (self.looks, self.settled) = (self.looks + 1, self.dispatch.settled());
         let (api, settings, server) = (self.api.clone(), self.settings.clone(), self.server.clone());
         let inner = self.inner.clone();
         tokio::spawn(async move {
@@ -362,17 +375,15 @@ impl Session {
                 self.unusable(reason);
             }
         }
-        let usable = matches!(self.standing, Standing::Up);
-        for id in std::mem::take(&mut self.unheard) {
-            self.dispatch.land(id, outcome::no_responders(usable));
-        }
+        self.settle_unheard(self.looks, matches!(self.standing, Standing::Up));
     }
 
     fn on_seen(&mut self, seen: Seen) {
         let now = Instant::now();
-        self.belief.learn(&seen.topology, now);
+        let last_seq = seen.topology.last_seq;
+        self.belief.learn(&seen.topology.created, last_seq, self.settled, now);
         (self.shape, self.size) = (seen.shape, Some(seen.size));
-        self.settle_claims(seen.topology.last_seq);
+        self.settle_claims(self.looks, last_seq);
         if matches!(self.standing, Standing::Leaving) {
             return;
         }
