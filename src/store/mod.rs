@@ -4,6 +4,7 @@
 //! `pool.rs` also deadpool-sqlite and tokio (a blocking task). Only this directory opens the database, its -wal or
 //! its -shm: opening and closing one of them by anything but SQLite drops SQLite's POSIX locks in the whole process.
 
+pub mod assets;
 pub mod audit;
 pub mod connection;
 pub mod ddl;
@@ -16,9 +17,12 @@ pub mod inbox_position;
 pub mod inbox_sql;
 pub mod lease;
 pub mod migrate;
+pub mod operate;
 pub mod outbox;
 pub mod owner;
 pub mod pool;
+pub mod report;
+pub mod retention;
 pub mod schema;
 mod sql_text;
 pub mod takeover;

@@ -127,6 +127,62 @@ pub(super) fn write_meta(tx: &Transaction<'_>, source: &str, origin: &str) -> Re
     Ok(())
 }
 
+/// Everything that `db init` makes, as a script for teams that keep their own migrations. Plays with any SQLite from
+/// 3.35 on; to be run once, on a file in WAL mode.
+pub fn script() -> String {
+    let mut text = format!(
+        "-- the tables of outboxd {} (schema version {}); SQLite 3.35 or newer\nPRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n\n",
+        env!("CARGO_PKG_VERSION"),
+        ddl::VERSION
+    );
+    for object in ddl::objects() {
+        text.push_str(object.sql);
+        text.push_str(";\n\n");
+    }
+    text.push_str(&format!(
+        "-- source: the identity of this outbox; give it a name of your own, or keep the random one\n\
+         INSERT INTO outboxd_meta (key, value) VALUES ('schema_version', {}), ('source', lower(hex(randomblob(16)))),\n    \
+         ('epoch', 0), ('created_at', strftime('%Y-%m-%d %H:%M:%f', 'now')), ('created_by', 'db schema'), ('origin', 'init');\n\nCOMMIT;\n",
+        ddl::VERSION
+    ));
+    text
+}
+
+/// Objects of ours that are missing from the file or differ from what this program makes.
+pub fn differences(conn: &Connection) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for object in ddl::objects() {
+        let normal = super::sql_text::normal;
+        match stored_sql(conn, object.name)? {
+            None => found.push(format!("the {} {} is missing", object.kind, object.name)),
+            Some((kind, _)) if kind != object.kind => found.push(format!("{} is a {kind}", object.name)),
+            // tables of the application may have columns of its own
+            Some((_, sql)) if [ddl::OUTBOX.name, ddl::PROCESSED.name].contains(&object.name) => {
+                let missing = missing_columns(conn, object, &sql)?;
+                if !missing.is_empty() {
+                    found.push(format!("the table {} lacks {}", object.name, missing.join(", ")));
+                }
+            }
+            Some((_, sql)) if normal(&sql) != normal(object.sql) => {
+                found.push(format!("the {} {} is not the one that this program makes", object.kind, object.name));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+fn missing_columns(conn: &Connection, object: &ddl::Object, sql: &str) -> Result<Vec<String>> {
+    if object.name == ddl::OUTBOX.name && super::sql_text::count(sql, "autoincrement") == 0 {
+        return Ok(vec!["AUTOINCREMENT".into()]);
+    }
+    let memory = Connection::open_in_memory().step("compare the schema")?;
+    memory.execute_batch(object.sql).step("compare the schema")?;
+    let wanted = columns(&memory, object.name).step("compare the schema")?;
+    let have = columns(conn, object.name).step("read the schema")?;
+    Ok(wanted.into_iter().filter(|w| !have.iter().any(|h| h.eq_ignore_ascii_case(w))).collect())
+}
+
 /// True where a `processed_events` that works with us is there; an error where it is another table.
 pub(super) fn keep_processed(conn: &Connection) -> Result<bool> {
     let found = columns(conn, ddl::PROCESSED.name).step("read the schema")?;
