@@ -1,4 +1,4 @@
-//! What the actors need from the world: a broker, a clock, a die.
+//! What the actors need from the world: a broker, a source of inbound messages, a clock, a die.
 //!
 //! The broker is reached only through [`Broker`]; `jetstream/` implements it for NATS and the tests with a fake.
 //! Nothing in here knows NATS, SQLite or an actor.
@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
+use crate::domain::apply::{Fate, Position};
 use crate::domain::event::Millis;
+use crate::domain::inbox::Inbound;
 use crate::domain::settle::Outcome;
 
 /// One message, ready for the wire.
@@ -141,4 +143,82 @@ pub trait Clock: Send + Sync + 'static {
 /// A source of chance, uniform in `[0, 1)`.
 pub trait Dice: Send + Sync + 'static {
     fn draw(&self) -> f64;
+}
+
+/// Messages of a durable on their way from the stream to the inbox.
+#[derive(Debug)]
+pub struct Delivery {
+    pub stream: Arc<str>,
+    /// Creation time of the stream, as in [`Topology::created`].
+    pub stream_created: Arc<str>,
+    /// Another number: the messages begin anew above `floor`, and what waited before comes again.
+    pub session: u64,
+    /// Everything at or below it was settled when the session began.
+    pub floor: u64,
+    pub messages: Vec<Inbound>,
+    /// Up to where nothing went elsewhere; `None`: everywhere.
+    pub limit: Option<u64>,
+    pub receipt: Receipt,
+}
+
+/// Ticket of a delivery, and the fate of each of its messages; `None`: they are lost to the session.
+pub type Answer = (u64, Option<Vec<Fate>>);
+
+/// The answer to a [`Delivery`], owed exactly once: what to tell the broker about each message, in order. Dropped
+/// without an answer it says that the messages are lost to this session, and they come again.
+#[derive(Debug)]
+pub struct Receipt {
+    ticket: u64,
+    answers: mpsc::UnboundedSender<Answer>,
+    /// Bounds what is on its way; given back with the answer, or with the mailbox that held it.
+    _permit: OwnedSemaphorePermit,
+    answered: bool,
+}
+
+impl Receipt {
+    pub fn new(ticket: u64, permit: OwnedSemaphorePermit, answers: mpsc::UnboundedSender<Answer>) -> Self {
+        Self { ticket, answers, _permit: permit, answered: false }
+    }
+
+    /// Answers, after the commit.
+    pub fn settle(mut self, fates: Vec<Fate>) {
+        self.answered = true;
+        // the session may be gone: then the messages come again and are duplicates
+        let _ = self.answers.send((self.ticket, Some(fates)));
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        if !self.answered {
+            let _ = self.answers.send((self.ticket, None));
+        }
+    }
+}
+
+/// The inbox as the pulling side sees it.
+pub trait Inlet: Send + Sync + 'static {
+    /// The recorded position of the durable. The error is for people; ask again.
+    fn position(&self) -> BoxFuture<'static, Result<Option<Position>, String>>;
+
+    /// Records a position: of a new durable, or of a stream that was made anew or went back.
+    fn establish(&self, position: Position) -> BoxFuture<'static, Result<(), String>>;
+
+    /// Hands messages over and returns at once; the answer comes by the receipt.
+    fn deliver(&self, delivery: Delivery);
+}
+
+/// Where inbound messages come from.
+pub trait Source: Send + Sync + 'static {
+    /// Starts to pull for `inlet` and never gives up. Ends at once when the tap is dropped.
+    fn open(&self, inlet: Arc<dyn Inlet>) -> Box<dyn Tap>;
+}
+
+/// A source that flows.
+pub trait Tap: Send + Sync + 'static {
+    /// Pulls nothing more; what is on its way is still answered for.
+    fn stop_pulling(&self);
+
+    /// Resolves when everything on its way was answered and told to the broker, after [`Tap::stop_pulling`].
+    fn closed(&self) -> BoxFuture<'static, ()>;
 }

@@ -2,6 +2,7 @@
 //!
 //! May import: domain, store, ports, limits, telemetry, ractor, tokio. Never: async_nats, jetstream, configuration shapes.
 
+pub mod consumer;
 pub mod janitor;
 pub mod publisher;
 pub mod relay;

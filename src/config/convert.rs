@@ -5,7 +5,8 @@
 use std::net::SocketAddr;
 
 use super::check;
-use super::shape::{Backoff, Http, Relay};
+use super::shape::{self, Backoff, Http, Inbox, OnGap, Relay};
+use crate::domain::apply::{Action, GapRule, InboxRules, OwnEvents, PatienceRules, Unmatched};
 use crate::domain::backoff;
 use crate::domain::settle::RetryRules;
 use crate::domain::subject::Template;
@@ -35,6 +36,37 @@ impl Relay {
     /// For a template that a load refuses.
     pub fn template(&self) -> Template {
         Template::parse(&self.subject).expect("the template was checked when the configuration was loaded")
+    }
+}
+
+impl Inbox {
+    /// How the durable treats what arrives; `source` is the identity of this database.
+    pub fn rules(&self, source: &str) -> InboxRules {
+        let action = |handler: &shape::Handler| match handler.apply {
+            shape::Apply::Assets => Action::Assets,
+            shape::Apply::Store => Action::Store,
+            shape::Apply::Sql => Action::Sql(handler.sql.clone()),
+        };
+        InboxRules {
+            durable: self.durable.clone(),
+            is_first: true,
+            own_source: source.to_owned(),
+            own_events: match self.own_events {
+                shape::OwnEvents::Skip => OwnEvents::Skip,
+                shape::OwnEvents::Apply => OwnEvents::Apply,
+            },
+            unmatched: match self.unmatched {
+                shape::Unmatched::Skip => Unmatched::Skip,
+                shape::Unmatched::Store => Unmatched::Store,
+                shape::Unmatched::Dead => Unmatched::Dead,
+            },
+            gap: match self.on_gap {
+                OnGap::Apply => GapRule::Apply,
+                OnGap::Wait => GapRule::Wait(self.gap_wait),
+            },
+            patience: PatienceRules::new(self.max_deliver),
+            handlers: self.handler.iter().map(|handler| (handler.event_type.clone(), action(handler))).collect(),
+        }
     }
 }
 

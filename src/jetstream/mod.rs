@@ -9,6 +9,7 @@
 //!  topology.rs the stream, made or judged
 //!  publish.rs what is on its way                          outcome.rs   every error -> a class
 //!  readback.rs look before you send                       api.rs       requests to the JetStream API
+//!  consume*.rs the inbox's side: a durable on a connection and a thread of its own
 //! ```
 //!
 //! May import: domain, limits, ports, config shapes of `nats` and `stream`, telemetry, async_nats, tokio.
@@ -17,6 +18,13 @@ mod answers;
 mod api;
 mod belief;
 pub mod connect;
+pub mod consume;
+mod consume_api;
+mod consume_plan;
+mod consume_pull;
+mod consume_raw;
+mod consume_reply;
+mod consume_session;
 mod link;
 pub mod outcome;
 mod publish;

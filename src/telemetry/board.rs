@@ -59,6 +59,10 @@ pub struct Facts {
     pub parked_aggregates: Vec<u64>,
     pub inbox_connected: bool,
     pub inbox_reason: String,
+    /// Messages that wait for a retry, a version or a table.
+    pub inbox_waiting: u64,
+    /// Why the last of them waits, or why the database cannot be written; empty where all is well.
+    pub inbox_trouble: String,
     pub config_generation: u64,
     pub config_digest: String,
     /// "ok", "rejected" or "none".
