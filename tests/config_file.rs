@@ -54,14 +54,24 @@ fn shipped() -> String {
     std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/config.toml")).unwrap()
 }
 
+/// Compares a file of the repository with what the table of keys says, and leaves the latter where it can be copied from.
+fn assert_generated(file: &str, wanted: &str) {
+    let found = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap_or_default();
+    if found != wanted {
+        let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join(Path::new(file).file_name().unwrap());
+        std::fs::write(&copy, wanted).unwrap();
+        panic!("{file} differs from the table of keys; if the table is right: cp {} {file}", copy.display());
+    }
+}
+
 #[test]
 fn the_shipped_file_is_what_the_table_of_keys_says() {
-    let wanted = config::shipped_file();
-    if shipped() != wanted {
-        let copy = concat!(env!("CARGO_TARGET_TMPDIR"), "/config.toml");
-        std::fs::write(copy, &wanted).unwrap();
-        panic!("config.toml differs from the table of keys; if the table is right: cp {copy} config.toml");
-    }
+    assert_generated("config.toml", &config::shipped_file());
+}
+
+#[test]
+fn the_reference_page_is_what_the_table_of_keys_says() {
+    assert_generated("docs/configuration.md", &config::reference());
 }
 
 #[test]

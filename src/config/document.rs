@@ -1,4 +1,4 @@
-//! Documents that derive from the table of keys: the shipped `config.toml` and the JSON Schema.
+//! Documents that derive from the table of keys: the shipped `config.toml`, its reference page, the JSON Schema.
 //!
 //! May import: serde_json, std.
 
@@ -43,6 +43,34 @@ pub fn shipped_file() -> String {
                 Kind::Handlers => text.push_str(HANDLERS),
                 _ => text.push_str(&format!("{} = {}\n", key.split().1, key.default)),
             }
+        }
+    }
+    text
+}
+
+/// The reference of all keys as a Markdown page.
+pub fn reference() -> String {
+    let mut text = "# Configuration\n\n\
+        Every key of `config.toml`, generated from the table of keys in `src/config/keys.rs`. On reload: *hot* is taken \
+        over at once,\n*reconnect* by a new connection that is made before the old one is given up, *restart* refuses the \
+        reload by name.\n"
+        .to_owned();
+    for table in tables() {
+        match table {
+            "" => text.push_str("\n## Top level\n"),
+            _ => text.push_str(&format!("\n## [{table}]\n")),
+        }
+        text.push_str("\n| key | default | must be | reload | environment | what it is, and why this default |\n|---|---|---|---|---|---|\n");
+        for key in KEYS.iter().filter(|key| key.split().0 == table) {
+            let cells = [
+                format!("`{}`", key.split().1),
+                format!("`{}`", key.default),
+                key.kind.allowed(),
+                key.class.as_str().to_owned(),
+                format!("`{}`", key.variable()),
+                key.doc.to_owned(),
+            ];
+            text.push_str(&format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | ")));
         }
     }
     text

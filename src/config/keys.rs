@@ -175,7 +175,7 @@ keys! {
 
     database.path: Path { required: true }, "\"outboxd.db\"", Restart,
         "the application's SQLite file, which holds the outbox beside its own tables";
-    database.synchronous: Choice(names::<Synchronous>), "\"full\"", Restart,
+    database.synchronous: Choice(names::<Synchronous>), "\"full\"", Hot,
         "full: each settle is on disk when it is done; normal: a power cut may undo settles, which costs repeats \
          within the duplicate window; leases, inbox, ingest and assets are always full";
     database.busy_timeout: POSITIVE, "\"5s\"", Restart,
@@ -183,7 +183,7 @@ keys! {
          on waiting; nothing is counted against any event";
     database.readers: Count { min: 1, max: 64 }, "2", Restart,
         "connections that read; two keep status and metrics apart from the relay";
-    database.checkpoint: Choice(names::<Checkpoint>), "\"passive\"", Hot,
+    database.checkpoint: Choice(names::<Checkpoint>), "\"passive\"", Restart,
         "passive never waits for readers; truncate also cuts the -wal file down, with a short time limit; off \
          leaves it to litestream";
 
@@ -244,12 +244,12 @@ keys! {
         "most events of one lease: with two publishers the 1,024 in flight at which JetStream stops getting faster";
     relay.batch_bytes: Size { min: 1 }, "\"4MiB\"", Hot,
         "most bytes of one lease; a single larger event still goes alone";
-    relay.lease: POSITIVE, "\"30s\"", Hot,
+    relay.lease: POSITIVE, "\"30s\"", Reconnect,
         "how long a batch belongs to its publisher; a frozen daemon is replaced after it, a dead one at once";
     relay.ack_wait: POSITIVE, "\"5s\"", Reconnect,
         "how long an acknowledgement may take before the outcome counts as unknown; shorter than the lease";
     relay.subject: Text { what: "a subject template that begins with a literal token", check: check::template },
-        "\"events.{aggregate_type}.{aggregate_id}.{event}\"", Hot,
+        "\"events.{aggregate_type}.{aggregate_id}.{event}\"", Reconnect,
         "placeholders: {aggregate_type} {aggregate_id} {event} (the type without its leading aggregate type) \
          {event_type} {event_id} {schema_version} {source}; what is not legal in a token is escaped as %XX";
     relay.format: Choice(names::<Format>), "\"envelope\"", Hot,
@@ -321,10 +321,10 @@ keys! {
             what: "an address such as \"127.0.0.1:8787\", \":0\" for a free port, \"\" for off",
             check: check::listen,
         },
-        "\"127.0.0.1:8787\"", Restart,
+        "\"127.0.0.1:8787\"", Hot,
         "\"\" is off, \":0\" a free port (shown in status); a port that cannot be bound is an error in status and \
          tried again, the relay runs";
-    http.token_file: FILE, "\"\"", Restart,
+    http.token_file: FILE, "\"\"", Hot,
         "file with the bearer token that requests must carry; needed where `listen` is not a loopback address";
 
     admin.socket: FILE, "\"\"", Restart,
@@ -338,7 +338,7 @@ keys! {
         "\"info\"", Hot,
         "info tells the life cycle, debug each batch, trace each message";
     log.format: Choice(names::<LogFormat>), "\"auto\"", Restart,
-        "auto: journald under systemd, else text on a terminal and JSON elsewhere; or text, json, journald";
+        "auto: journald where standard error goes to the journal, else text; or text, json, journald";
 }
 
 #[cfg(test)]

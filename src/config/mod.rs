@@ -17,7 +17,7 @@ mod reload;
 mod shape;
 pub mod value;
 
-pub use document::{schema, shipped_file};
+pub use document::{reference, schema, shipped_file};
 pub use load::{LoadOptions, Loaded, Shown, load, parse};
 pub use problem::{Place, Problem, Problems};
 pub use reload::{Change, Plan, diff, plan};

@@ -55,6 +55,22 @@ fn what_is_not_legal_in_a_token_is_escaped() {
     }
 }
 
+/// The examples of docs/wire.md are true, and its table of placeholders is complete.
+#[test]
+fn the_documented_escapes_are_the_real_ones() {
+    let page = include_str!("../../docs/wire.md");
+    let table = page.split_once("| value | token |").unwrap().1.split_once("\n\n").unwrap().0;
+    let rows: Vec<Vec<&str>> = table.lines().skip(2).map(|row| row.split('`').collect()).collect();
+    assert!(rows.len() >= 8, "{rows:?}");
+    for row in rows {
+        assert_eq!(encoded(row[1]), row[3]);
+        assert_eq!(decode_token(row[3]).as_deref(), Some(row[1]));
+    }
+    for (name, _) in Placeholder::ALL {
+        assert!(page.contains(&format!("| `{{{name}}}` |")), "{name} is not documented");
+    }
+}
+
 #[test]
 fn empty_tokens_of_an_event_type_are_escaped_too() {
     assert_eq!(render(DEFAULT, "t", "i", "t."), "events.t.i.%-");

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::domain::event::AggregateKey;
+use crate::domain::inbox::{Inbound, identify};
 
 fn event() -> PendingEvent {
     PendingEvent {
@@ -193,6 +194,35 @@ proptest! {
                     prop_assert!(!value.chars().any(char::is_control));
                 }
             }
+        }
+    }
+
+    /// What leaves here means the same at the other end, in both formats, whatever an application puts in its columns.
+    #[test]
+    fn the_inbox_understands_what_the_outbox_sends(
+        id in "\\PC{1,12}", kind in "\\PC{1,12}", aggregate in "\\PC{1,12}", event_type in "\\PC{1,12}",
+        source in "[ -~ü]{1,12}", version in 1i64..i64::MAX, envelope in any::<bool>(),
+    ) {
+        let body = json!({
+            "event_id": id, "event_type": event_type, "aggregate_type": kind, "aggregate_id": aggregate,
+            "aggregate_version": version, "schema_version": 2, "occurred_at": "2026-10-07T01:20:00Z", "data": {},
+        });
+        let payload = if envelope { body.to_string() } else { "[1, 2]".to_owned() };
+        let row = PendingEvent {
+            key: AggregateKey::new(&kind, &aggregate), event_id: id.clone(), event_type: event_type.clone(),
+            aggregate_version: version, payload: payload.into(), ..event()
+        };
+        for format in [Format::Envelope, Format::CloudEvents] {
+            let Ok(message) = super::message(&row, source.trim(), &template(), format) else { continue };
+            let mut inbound = Inbound { payload: message.payload.clone(), ..Inbound::default() };
+            for (name, value) in &message.headers {
+                inbound.headers.push(name, value);
+            }
+            let got = identify(&inbound).unwrap_or_else(|cause| panic!("{cause:?} for {message:?}"));
+            prop_assert_eq!((&*got.source, &*got.event_id, &*got.event_type), (source.trim(), &*id, &*event_type));
+            prop_assert_eq!(got.aggregate_type.as_deref(), Some(&*kind));
+            prop_assert_eq!(got.aggregate_id.as_deref(), Some(&*aggregate));
+            prop_assert_eq!(got.aggregate_version, Some(version));
         }
     }
 }
