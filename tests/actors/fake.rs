@@ -30,18 +30,18 @@ use tokio::sync::{mpsc, watch};
 type Judge = Box<dyn FnMut(&Message) -> Option<Outcome> + Send>;
 
 /// The stream and what happens to the next messages.
-pub struct World {
+pub(crate) struct World {
     /// Message ids in the order in which they were stored.
-    pub stream: Mutex<Vec<String>>,
+    pub(crate) stream: Mutex<Vec<String>>,
     /// `None`: stored.
     judge: Mutex<Judge>,
     link: watch::Sender<Link>,
-    pub looked_up: AtomicUsize,
-    pub shipped: AtomicUsize,
+    pub(crate) looked_up: AtomicUsize,
+    pub(crate) shipped: AtomicUsize,
 }
 
 impl World {
-    pub fn new(link: Link) -> Arc<Self> {
+    pub(crate) fn new(link: Link) -> Arc<Self> {
         Arc::new(Self {
             stream: Mutex::default(),
             judge: Mutex::new(Box::new(|_| None)),
@@ -51,15 +51,15 @@ impl World {
         })
     }
 
-    pub fn judge(&self, judge: impl FnMut(&Message) -> Option<Outcome> + Send + 'static) {
+    pub(crate) fn judge(&self, judge: impl FnMut(&Message) -> Option<Outcome> + Send + 'static) {
         *self.judge.lock().unwrap() = Box::new(judge);
     }
 
-    pub fn set_link(&self, link: Link) {
+    pub(crate) fn set_link(&self, link: Link) {
         self.link.send_replace(link);
     }
 
-    pub fn stored(&self) -> Vec<String> {
+    pub(crate) fn stored(&self) -> Vec<String> {
         self.stream.lock().unwrap().clone()
     }
 
@@ -73,7 +73,7 @@ impl World {
     }
 }
 
-pub fn up(generation: u64, atomic: bool) -> Link {
+pub(crate) fn up(generation: u64, atomic: bool) -> Link {
     let topology = Topology {
         stream: "EVENTS".into(),
         created: "then".into(),
@@ -88,7 +88,7 @@ pub fn up(generation: u64, atomic: bool) -> Link {
     Link::Up { generation, topology: Arc::new(topology) }
 }
 
-pub fn down() -> Link {
+pub(crate) fn down() -> Link {
     Link::Down { since: 0, reason: "test".into() }
 }
 
@@ -129,7 +129,7 @@ impl Outlet for FakeOutlet {
             self.world.shipped.fetch_add(shipment.messages.len(), Ordering::Relaxed);
             let judged = {
                 let mut judge = self.world.judge.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                shipment.messages.iter().find_map(|message| judge(message))
+                shipment.messages.iter().find_map(&mut *judge)
             };
             let outcome = judged.unwrap_or_else(|| {
                 let stored = shipment.messages.iter().map(|message| self.world.store(message));
@@ -158,24 +158,24 @@ impl Dice for Half {
     }
 }
 
-pub struct Rig {
-    pub world: Arc<World>,
-    pub store: Store,
-    pub tree: Tree,
-    pub relay: Slot<RelayMsg>,
-    pub fatal: mpsc::UnboundedReceiver<StoreError>,
-    pub board: Board,
+pub(crate) struct Rig {
+    pub(crate) world: Arc<World>,
+    pub(crate) store: Store,
+    pub(crate) tree: Tree,
+    pub(crate) relay: Slot<RelayMsg>,
+    pub(crate) fatal: mpsc::UnboundedReceiver<StoreError>,
+    pub(crate) board: Board,
     _dir: Option<tempfile::TempDir>,
 }
 
 /// What a test may set.
 #[derive(Clone)]
-pub struct Wish {
-    pub publishers: usize,
-    pub hold: bool,
-    pub ordered: bool,
-    pub max_attempts: u32,
-    pub lease: Duration,
+pub(crate) struct Wish {
+    pub(crate) publishers: usize,
+    pub(crate) hold: bool,
+    pub(crate) ordered: bool,
+    pub(crate) max_attempts: u32,
+    pub(crate) lease: Duration,
 }
 
 impl Default for Wish {
@@ -185,14 +185,14 @@ impl Default for Wish {
 }
 
 impl Rig {
-    pub async fn start(world: Arc<World>, wish: Wish) -> Self {
+    pub(crate) async fn start(world: Arc<World>, wish: Wish) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.db");
         schema::init(&path, "test", false).unwrap();
         Self { _dir: Some(dir), ..Self::on(&path, world, wish).await }
     }
 
-    pub async fn on(path: &std::path::Path, world: Arc<World>, wish: Wish) -> Self {
+    pub(crate) async fn on(path: &std::path::Path, world: Arc<World>, wish: Wish) -> Self {
         let store = Store::open(&StoreOptions::new(path)).await.unwrap();
         let (board, metrics) = (Board::default(), Metrics::new());
         let clock: Arc<dyn Clock> = Arc::new(TestClock(AtomicI64::new(0)));
@@ -258,7 +258,7 @@ impl Rig {
     }
 
     /// The application: commits events in one transaction, from a connection of its own, and the relay is woken.
-    pub fn insert(&self, events: &[(&str, i64)]) {
+    pub(crate) fn insert(&self, events: &[(&str, i64)]) {
         let conn = rusqlite::Connection::open(self.store.path()).unwrap();
         conn.busy_timeout(Duration::from_secs(5)).unwrap();
         conn.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -274,20 +274,20 @@ impl Rig {
         self.relay.cast(RelayMsg::Wake { touched: false });
     }
 
-    pub fn sql(&self, statement: &str) {
+    pub(crate) fn sql(&self, statement: &str) {
         let conn = rusqlite::Connection::open(self.store.path()).unwrap();
         conn.busy_timeout(Duration::from_secs(5)).unwrap();
         conn.execute_batch(statement).unwrap();
         self.relay.cast(RelayMsg::Wake { touched: true });
     }
 
-    pub fn count(&self, where_clause: &str) -> usize {
+    pub(crate) fn count(&self, where_clause: &str) -> usize {
         let conn = rusqlite::Connection::open(self.store.path()).unwrap();
         let sql = format!("SELECT count(*) FROM {where_clause}");
         conn.query_row(&sql, [], |r| r.get::<_, i64>(0)).unwrap() as usize
     }
 
-    pub async fn eventually(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+    pub(crate) async fn eventually(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + Duration::from_secs(20);
         while !holds(self) {
             assert!(Instant::now() < end, "{what}: not within 20 s; stored {:?}, {}", self.world.stored(), self.rows());
@@ -308,7 +308,7 @@ impl Rig {
 }
 
 /// Versions of each aggregate in the order of the stream.
-pub fn by_aggregate(stored: &[String]) -> HashMap<String, Vec<i64>> {
+pub(crate) fn by_aggregate(stored: &[String]) -> HashMap<String, Vec<i64>> {
     let mut found: HashMap<String, Vec<i64>> = HashMap::new();
     for id in stored {
         let (aggregate, version) = id.trim_start_matches("test:").rsplit_once('-').unwrap();

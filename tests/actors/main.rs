@@ -257,3 +257,24 @@ async fn a_scheduled_event_waits_and_holds_nobody() {
     all_published(&rig, 2).await;
     assert_eq!(rig.world.stored(), ["test:a0-2", "test:a0-1"]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_was_replaced_is_not_written_any_more() {
+    let mut rig = Rig::start(World::new(up(1, false)), Wish::default()).await;
+    insert_many(&rig, 1, 1);
+    all_published(&rig, 1).await;
+    // an application that has the file open goes on writing to what was renamed
+    let conn = rusqlite::Connection::open(rig.store.path()).unwrap();
+    conn.query_row("SELECT count(*) FROM outbox_events", [], |_| Ok(())).unwrap();
+    std::fs::rename(rig.store.path(), rig.store.path().with_extension("away")).unwrap();
+    std::fs::write(rig.store.path(), "another").unwrap();
+    conn.execute(
+        "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, aggregate_version, event_type,
+             schema_version, payload_json) VALUES ('a0-2', 'asset', 'a0', 2, 'asset.updated', 1, '{}')",
+        [],
+    )
+    .unwrap();
+    rig.relay.cast(outboxd::actors::relay::RelayMsg::Wake { touched: false });
+    let error = tokio::time::timeout(Duration::from_secs(20), rig.fatal.recv()).await.expect("it is told").unwrap();
+    assert!(matches!(error, outboxd::store::error::StoreError::Replaced { .. }), "{error:?}");
+}
