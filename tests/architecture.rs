@@ -62,6 +62,24 @@ fn layers_import_only_what_they_may() {
 }
 
 #[test]
+fn the_broker_the_actors_and_the_database_have_one_home_each() {
+    let homes = |name: &str| -> Vec<&str> {
+        LAYERS.iter().filter(|layer| layer.crates.contains(&name)).map(|layer| layer.name).collect()
+    };
+    // the testbed plays clients that are not ours
+    assert_eq!(homes("async_nats"), ["jetstream", "testbed"]);
+    assert_eq!(homes("ractor"), ["actors"]);
+    assert_eq!(homes("deadpool_sqlite"), ["store"]);
+    assert_eq!(homes("clap"), ["cli"]);
+    assert_eq!(homes("axum"), ["admin"]);
+    assert_eq!(homes("rand"), ["daemon", "testbed"], "chance comes from the composition root");
+    let pool = Path::new("src/store/pool.rs");
+    let crates = ["deadpool_sqlite".to_owned()];
+    let named = sources("src").into_iter().filter(|s| s.path != pool && !s.crates_named(&crates).is_empty());
+    assert_none(named.map(|s| format!("{}: only store/pool.rs knows deadpool", path_of(&s))).collect());
+}
+
+#[test]
 fn the_import_rule_sees_every_way_to_name_a_layer() {
     let crates = dependencies();
     let cases = [

@@ -54,7 +54,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         name: "cli",
         layers: &["actors", "admin", "bench", "config", "daemon", "demo", "domain", "limits", "ports", "signals", "store", "telemetry"],
         crates: &[
-            "async_nats", "bytes", "clap", "clap_complete", "clap_mangen", "comfy_table", "futures_util", "humantime",
+            "bytes", "clap", "clap_complete", "clap_mangen", "comfy_table", "futures_util", "humantime",
             "indicatif", "jiff", "rusqlite", "rustix", "serde", "serde_json", "thiserror", "tokio", "tokio_util", "toml",
             "tracing", "uuid",
         ],
@@ -66,7 +66,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("daemon", &[
         "actors", "admin", "cli", "config", "domain", "jetstream", "limits", "ports", "signals", "store", "telemetry",
     ], &[
-        "bytes", "futures_util", "ractor", "rand", "rusqlite", "rustix", "serde_json", "thiserror", "tokio", "tokio_util",
+        "bytes", "futures_util", "rand", "rusqlite", "rustix", "serde_json", "thiserror", "tokio", "tokio_util",
         "tracing", "uuid",
     ]),
     // a nats-server, nodes, applications and a judge, for the demo, the bench and the tests
