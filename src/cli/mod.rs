@@ -6,6 +6,7 @@
 pub mod config;
 pub mod error;
 pub mod explain;
+pub mod inbox;
 pub mod render;
 pub mod run;
 mod shell;

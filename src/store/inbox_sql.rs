@@ -13,6 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction};
 
 use super::error::StoreError;
 use super::inbox_handlers::{Effect, Handler, Place, Trouble, version_effect};
+use crate::domain::apply::{Action, InboxRules};
 use crate::domain::inbox::{Body, Event};
 
 /// The parameters that a statement may use.
@@ -51,6 +52,28 @@ pub fn check(conn: &Connection, sql: &str) -> Vec<SqlProblem> {
         return vec![SqlProblem { line: 1, what: "there is no statement".into() }];
     }
     statements.iter().filter_map(|statement| check_one(conn, statement).err()).collect()
+}
+
+/// What is wrong with a handler of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("[[inbox.handler]] number {number} (event_type {event_type:?}): {problem}")]
+pub struct HandlerProblem {
+    /// Its place in the configuration, from 1.
+    pub number: usize,
+    pub event_type: String,
+    pub problem: SqlProblem,
+}
+
+/// Checks the statements of every handler, as [`check`] does.
+pub fn check_rules(conn: &Connection, rules: &InboxRules) -> Vec<HandlerProblem> {
+    let mut problems = Vec::new();
+    for (number, (event_type, action)) in (1..).zip(&rules.handlers) {
+        if let Action::Sql(sql) = action {
+            let found = check(conn, sql).into_iter();
+            problems.extend(found.map(|problem| HandlerProblem { number, event_type: event_type.clone(), problem }));
+        }
+    }
+    problems
 }
 
 fn check_one(conn: &Connection, statement: &Statement) -> Result<(), SqlProblem> {
