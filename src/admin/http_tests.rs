@@ -48,6 +48,7 @@ fn world(listen: &str) -> World {
         write: Arc::new(|_| Box::pin(std::future::ready(Err(StoreError::Crashed("no writer".into()))))),
         control: tokio::sync::mpsc::channel(1).0,
         rates: super::super::rates::Rates::default(),
+        inbox: None,
     };
     let (rules, receiver) = watch::channel(Rules { listen: listen.into(), token_file: None });
     let stop = CancellationToken::new();

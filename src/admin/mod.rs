@@ -5,11 +5,14 @@
 
 pub mod client;
 pub mod http;
+pub mod operate;
 pub mod page;
 pub mod protocol;
 pub mod rates;
+pub mod server;
 pub mod socket;
 pub mod status;
+pub mod tally;
 
 use std::sync::Arc;
 
@@ -21,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::ports::Clock;
 use crate::store::error::StoreError;
+use crate::store::inbox::Inbox;
 use crate::telemetry::board::Board;
 use crate::telemetry::metrics::Metrics;
 use status::{Status, Tally};
@@ -80,6 +84,8 @@ pub struct Services {
     pub write: Write,
     pub control: mpsc::Sender<Control>,
     pub rates: rates::Rates,
+    /// The inbox's handlers, which only a restart changes; `None` where it has none.
+    pub inbox: Option<Arc<Inbox>>,
 }
 
 impl Services {

@@ -56,32 +56,17 @@ pub enum Request {
     Resume,
     EventsRetry {
         ids: Vec<String>,
-        #[serde(default)]
-        dry_run: bool,
     },
     EventsDiscard {
         ids: Vec<String>,
         reason: String,
-        #[serde(default)]
-        dry_run: bool,
-    },
-    EventsReplay {
-        from: Millis,
-        to: Option<Millis>,
-        subject: Option<String>,
-        as_new_msg_id: bool,
-        #[serde(default)]
-        dry_run: bool,
     },
     InboxRetry {
         ids: Vec<i64>,
-        #[serde(default)]
-        dry_run: bool,
     },
     InboxDiscard {
         ids: Vec<i64>,
-        #[serde(default)]
-        dry_run: bool,
+        reason: String,
     },
 }
 
@@ -95,7 +80,6 @@ impl Request {
             | Request::Resume
             | Request::EventsRetry { .. }
             | Request::EventsDiscard { .. }
-            | Request::EventsReplay { .. }
             | Request::InboxRetry { .. }
             | Request::InboxDiscard { .. } => Duration::from_secs(30),
         }
@@ -164,7 +148,7 @@ mod tests {
             v: VERSION,
             expires_at: 7,
             sudo_user: None,
-            request: Request::EventsDiscard { ids: vec!["a\nb".into()], reason: "why".into(), dry_run: true },
+            request: Request::EventsDiscard { ids: vec!["a\nb".into()], reason: "why".into() },
         };
         let line = line(&envelope);
         assert_eq!(line.matches('\n').count(), 1);

@@ -4,12 +4,15 @@
 //! config, daemon, store and actors by their public calls, telemetry; jetstream only in doctor, verify and bench.
 
 pub mod config;
+pub mod context;
+pub mod control;
 pub mod error;
 pub mod explain;
 pub mod inbox;
 pub mod render;
 pub mod run;
 mod shell;
+pub mod status;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +21,8 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueHint};
 
 pub use error::{CliError, Exit};
+
+use context::Context;
 
 use crate::demo;
 
@@ -49,6 +54,35 @@ enum Verb {
         #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
         grace: std::time::Duration,
     },
+    /// Show state, NATS, backlog, ages, failed and held events, sizes; exit 0 in every state
+    Status {
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+        /// Again every two seconds, until it is interrupted
+        #[arg(long)]
+        watch: bool,
+    },
+    /// Stop publishing until `resume`, or for a while; outlives a restart
+    Pause {
+        /// For how long, such as 30m; without it until `resume`
+        #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+        period: Option<std::time::Duration>,
+    },
+    /// Publish again
+    Resume,
+    /// Read the configuration again, as SIGHUP does, and say what came of it; exit 78 where it is rejected
+    Reload {
+        /// Wait for the result. It always is; scripts may say so
+        #[arg(long)]
+        wait: bool,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make and keep the database
+    #[command(subcommand)]
+    Db(DbVerb),
     /// Play the whole flow on this machine, with a nats-server of its own, and prove it
     Demo {
         /// Fewer events and shorter outages
@@ -75,6 +109,16 @@ enum Verb {
     },
     /// Print versions of outboxd and of what it is built on
     Version,
+}
+
+#[derive(Debug, Subcommand)]
+enum DbVerb {
+    /// Make the file where there is none, and our tables in it where there are none
+    Init {
+        /// With the table `assets` of the example domain
+        #[arg(long)]
+        example: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -120,6 +164,11 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
 fn dispatch(cli: Cli) -> Result<Exit, CliError> {
     match cli.verb {
         Verb::Run { grace } => run::run(cli.config, grace),
+        Verb::Status { json, watch } => status::status(&Context::find(cli.config)?, json, watch),
+        Verb::Pause { period } => control::pause(&Context::find(cli.config)?, period),
+        Verb::Resume => control::resume(&Context::find(cli.config)?),
+        Verb::Reload { wait: _, json } => control::reload(&Context::find(cli.config)?, json),
+        Verb::Db(DbVerb::Init { example }) => init(&Context::load(cli.config)?, example),
         Verb::Demo { fast, keep } => Ok(Exit::from_code(demo::run(demo::DemoOptions { fast, keep }))),
         Verb::Config(verb) => match verb {
             ConfigVerb::Check => config::check(cli.config),
@@ -132,6 +181,17 @@ fn dispatch(cli: Cli) -> Result<Exit, CliError> {
         Verb::Man { dir } => shell::man(&dir),
         Verb::Version => shell::version(),
     }
+}
+
+/// `db init`: the only verb that creates a file.
+fn init(context: &Context, example: bool) -> Result<Exit, CliError> {
+    let made = crate::store::schema::init(context.database(), &context.config().source, example)?;
+    for note in &made.notes {
+        render::complain(note);
+    }
+    let what = if made.tables { "tables made" } else { "tables are there already, nothing changed" };
+    render::text(&format!("{}: {what}, source {}\n", context.database().display(), made.source))?;
+    Ok(Exit::Ok)
 }
 
 #[cfg(test)]

@@ -131,6 +131,18 @@ pub fn parse(path: &Path, text: &str, environment: &[(String, String)]) -> Resul
     Ok(Loaded { config, path, origins: places, warnings, digest, stamps: Vec::new() })
 }
 
+/// What can still be understood of a configuration that [`load`] refuses, for commands that only have to find the running
+/// daemon and its database; `None` where the file or the environment names no database. Never good enough to run with.
+pub fn salvage(options: &LoadOptions) -> Option<Config> {
+    let path = std::path::absolute(find(options).ok()?).ok()?;
+    let bytes = std::fs::read(&path).ok()?;
+    let mut reading = Reading::new(&path);
+    reading.file(&String::from_utf8_lossy(&bytes));
+    reading.environment(&options.environment);
+    let named = reading.places.contains_key("database.path") && !reading.broken.contains("database.path");
+    named.then_some(reading.config)
+}
+
 /// The file to read. A file that was named but is not there is an error: silence would start another configuration.
 fn find(options: &LoadOptions) -> Result<PathBuf, Problems> {
     let variable = options.environment.iter().find(|(name, value)| name == "OUTBOXD_CONFIG" && !value.is_empty());

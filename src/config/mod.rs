@@ -18,7 +18,7 @@ mod shape;
 pub mod value;
 
 pub use document::{reference, schema, shipped_file};
-pub use load::{LoadOptions, Loaded, Shown, load, parse};
+pub use load::{LoadOptions, Loaded, Shown, load, parse, salvage};
 pub use problem::{Place, Problem, Problems};
 pub use reload::{Change, Plan, diff, plan};
 pub use shape::*;

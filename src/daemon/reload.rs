@@ -48,6 +48,9 @@ impl Daemon {
             facts.config_last_reload = if rejected { "rejected".into() } else { "ok".into() };
             facts.config_last_reload_message = reloaded.message.clone();
             facts.config_last_reload_at = now;
+            if !rejected {
+                facts.config_applied_at = now;
+            }
         });
         self.notifier.ready(if rejected {
             "reload rejected; the running configuration stays in force"

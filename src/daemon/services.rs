@@ -7,10 +7,11 @@ use tokio_util::sync::CancellationToken;
 use super::Daemon;
 use crate::actors::relay::RelayMsg;
 use crate::actors::writer::{Kind, Writer};
-use crate::admin::{Job, ReadTally, Services, Write};
+use crate::admin::{self, Job, Services, Write};
 use crate::config::Config;
 use crate::domain::event::Millis;
 use crate::store::error::StoreError;
+use crate::store::inbox::Inbox;
 use crate::store::pool::Store;
 use crate::store::schema;
 use crate::telemetry::board::State;
@@ -51,16 +52,13 @@ impl Daemon {
     }
 }
 
-/// Counts for status and metrics.
-pub(super) fn tally(store: Store, source: String) -> ReadTally {
-    Arc::new(move || {
-        let (store, source) = (store.clone(), source.clone());
-        Box::pin(async move {
-            let _ = (&store, &source);
-            Ok(crate::admin::status::Tally { source, path: store.path().display().to_string(), ..Default::default() })
-        })
-    })
+/// The handlers of the inbox, for a dead letter that is tried again.
+pub(super) fn inbox(config: &Config, source: &str) -> Option<Arc<Inbox>> {
+    (!config.inbox.handler.is_empty()).then(|| Arc::new(Inbox::new(config.inbox.rules(source))))
 }
 
 /// Serves the operator's socket until the end.
-pub(super) fn serve_socket(_config: &Config, _store: &Store, _services: Services, _stop: CancellationToken) {}
+pub(super) fn serve_socket(config: &Config, store: &Store, services: Services, stop: CancellationToken) {
+    let candidates = admin::socket::candidates(config.admin.socket.as_deref(), store.path());
+    tokio::spawn(admin::server::run(services, candidates, store.path().to_path_buf(), stop));
+}

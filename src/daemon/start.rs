@@ -12,7 +12,7 @@ use crate::actors::relay::{RelayArgs, RelayMsg};
 use crate::actors::root::{RootArgs, Slot, Tree};
 use crate::actors::writer::{Writer, WriterArgs};
 use crate::admin::rates::Rates;
-use crate::admin::{Services, http};
+use crate::admin::{self, Services, http};
 use crate::config::{Checkpoint, Config, Format, Loaded, OnFailed, Ordering, Synchronous};
 use crate::domain::rules::RelayRules;
 use crate::domain::wire;
@@ -106,9 +106,10 @@ impl Daemon {
             metrics: metrics.clone(),
             rates: rates.clone(),
             clock: clock.clone(),
-            tally: services::tally(store.clone(), source.clone()),
+            tally: admin::tally::reader(store.clone(), source.clone(), clock.clone()),
             write: services::write(writer.clone()),
             control: control_sender,
+            inbox: services::inbox(config, &source),
         };
         let stop_admin = CancellationToken::new();
         let (http_rules, rules_receiver) = watch::channel(http_rules(config));
