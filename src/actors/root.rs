@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+use super::consumer::{Consumer, ConsumerArgs, ConsumerMsg};
 use super::janitor::{Janitor, JanitorArgs, JanitorMsg};
 use super::relay::{Relay, RelayArgs, RelayMsg};
 use super::writer::{Writer, WriterActor, WriterArgs};
@@ -61,6 +62,9 @@ pub struct RootArgs {
     pub relay_slot: Slot<RelayMsg>,
     pub janitor: JanitorArgs,
     pub janitor_slot: Slot<JanitorMsg>,
+    /// `None`: `inbox.enabled = false`.
+    pub consumer: Option<ConsumerArgs>,
+    pub consumer_slot: Slot<ConsumerMsg>,
     pub metrics: Metrics,
 }
 
@@ -70,6 +74,7 @@ pub enum Part {
     Writer,
     Relay,
     Janitor,
+    Consumer,
 }
 
 impl Part {
@@ -78,6 +83,7 @@ impl Part {
             Part::Writer => "writer",
             Part::Relay => "relay",
             Part::Janitor => "janitor",
+            Part::Consumer => "consumer",
         }
     }
 }
@@ -109,7 +115,7 @@ impl Actor for Root {
 
     async fn pre_start(&self, myself: ActorRef<RootMsg>, args: RootArgs) -> Result<RootState, ActorProcessingErr> {
         let mut state = RootState { args, children: Vec::new(), crashes: VecDeque::new(), quiescing: false };
-        for part in [Part::Writer, Part::Janitor, Part::Relay] {
+        for part in [Part::Writer, Part::Janitor, Part::Relay, Part::Consumer] {
             state.start(&myself, part).await?;
         }
         Ok(state)
@@ -170,6 +176,12 @@ impl RootState {
                 self.args.janitor_slot.put(Some(actor.clone()));
                 actor.get_cell()
             }
+            Part::Consumer => {
+                let Some(args) = self.args.consumer.clone() else { return Ok(()) };
+                let (actor, _) = Consumer::spawn_linked(None, Consumer, args, supervisor).await?;
+                self.args.consumer_slot.put(Some(actor.clone()));
+                actor.get_cell()
+            }
         };
         self.children.push((part, cell));
         Ok(())
@@ -185,6 +197,7 @@ impl RootState {
             Part::Writer => {}
             Part::Relay => self.args.relay_slot.put(None),
             Part::Janitor => self.args.janitor_slot.put(None),
+            Part::Consumer => self.args.consumer_slot.put(None),
         }
         let now = Instant::now();
         self.crashes.push_back(now);
@@ -208,6 +221,7 @@ impl RootState {
 pub struct Tree {
     root: ActorRef<RootMsg>,
     task: tokio::task::JoinHandle<()>,
+    consumer: Slot<ConsumerMsg>,
     relay: Slot<RelayMsg>,
     writer: Writer,
 }
@@ -218,9 +232,10 @@ impl Tree {
     /// # Errors
     /// The reason, where one of them could not start.
     pub async fn start(args: RootArgs) -> Result<Self, String> {
-        let (relay, writer) = (args.relay_slot.clone(), args.writer_seat.clone());
+        let (consumer, relay) = (args.consumer_slot.clone(), args.relay_slot.clone());
+        let writer = args.writer_seat.clone();
         let (root, task) = Root::spawn(None, Root, args).await.map_err(|error| error.to_string())?;
-        Ok(Self { root, task, relay, writer })
+        Ok(Self { root, task, consumer, relay, writer })
     }
 
     /// Returns when the root has given up. Can be dropped and called again.
@@ -228,16 +243,24 @@ impl Tree {
         let _ = (&mut self.task).await;
     }
 
-    /// Ends in the order of the data flow: the relay gives everything back, then the writer commits what it has.
+    /// Ends in the order of the data flow: the consumer applies and acks what it has pulled while the relay gives everything back, then the writer commits what it has.
     /// Bounded by the caller; nothing is lost where it is cut short.
     pub fn drain(&self) -> impl Future<Output = ()> + Send + 'static {
         let _ = self.root.cast(RootMsg::Quiesce);
-        let (relay, writer) = (self.relay.get(), self.writer.actor());
+        let (consumer, relay, writer) = (self.consumer.get(), self.relay.get(), self.writer.actor());
         async move {
-            if let Some(relay) = relay {
-                // it answers when every publisher has given everything back
-                let _ = relay.call(RelayMsg::Quiesce, None).await;
-            }
+            let consumer = async {
+                if let Some(consumer) = consumer {
+                    let _ = consumer.call(ConsumerMsg::Quiesce, None).await;
+                }
+            };
+            let relay = async {
+                if let Some(relay) = relay {
+                    // it answers when every publisher has given everything back
+                    let _ = relay.call(RelayMsg::Quiesce, None).await;
+                }
+            };
+            futures_util::future::join(consumer, relay).await;
             if let Some(writer) = writer {
                 let _ = writer.drain_and_wait(None).await;
             }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::actors::consumer::ConsumerMsg;
 use crate::actors::janitor::JanitorMsg;
 use crate::actors::relay::RelayMsg;
 use crate::actors::root::{Slot, Tree};
@@ -22,6 +23,7 @@ use crate::admin::{Control, http};
 use crate::config::{LoadOptions, Loaded};
 use crate::domain::event::Millis;
 use crate::jetstream::JetStream;
+use crate::jetstream::consume::JetStreamSource;
 use crate::ports::{Clock, Dice};
 use crate::signals::{Signal, Signals};
 use crate::store::error::{StoreError, chain};
@@ -114,6 +116,8 @@ struct Daemon {
     tree: Tree,
     relay: Slot<RelayMsg>,
     janitor: Slot<JanitorMsg>,
+    consumer: Slot<ConsumerMsg>,
+    inlet: Arc<JetStreamSource>,
     signals: Signals,
     control: mpsc::Receiver<Control>,
     fatal: mpsc::UnboundedReceiver<StoreError>,

@@ -5,12 +5,15 @@
 use std::sync::Arc;
 
 use super::Daemon;
-use super::start::{broker_settings, http_rules, keep, rules, synchronous};
+use super::start::{broker_settings, check_handlers, http_rules, inlet_settings, keep, rules, synchronous};
+use crate::actors::consumer::ConsumerMsg;
 use crate::actors::janitor::JanitorMsg;
 use crate::actors::relay::RelayMsg;
 use crate::admin::{Changed, Reloaded};
 use crate::config::keys::Class;
 use crate::config::{self, Loaded, Plan};
+use crate::store::error::chain;
+use crate::store::inbox::Inbox;
 
 impl Daemon {
     /// Reloads, and tells the service manager, the log, the board and the asker what came of it.
@@ -62,16 +65,19 @@ impl Daemon {
 
     async fn try_reload(&mut self) -> Result<(Plan, String), (Plan, String)> {
         let wanted = config::load(&self.options.load).map_err(|problems| (Plan::default(), problems.to_string()))?;
-        let plan = config::diff(&self.loaded.config, &wanted.config);
+        let plan = config::plan(&self.loaded, &wanted);
         if let Some(why) = plan.refusal() {
             return Err((plan, why));
         }
-        // secrets and certificates are read again by each connection; a file that changed under the same name counts
-        // as a change of the broker only when a key did
         if plan.has(Class::Reconnect)
             && let Err(error) = self.broker.reconfigure(broker_settings(&wanted.config)).await
         {
             return Err((plan, error.to_string()));
+        }
+        match check_handlers(&wanted.config, &self.store).await {
+            Ok(problems) if problems.is_empty() => {}
+            Ok(problems) => return Err((plan, problems.join("; "))),
+            Err(error) => return Err((plan, chain(&error))),
         }
         if let Some(logging) = &self.logging
             && let Err(error) = logging.set_level(&wanted.config.log.level)
@@ -95,6 +101,8 @@ impl Daemon {
         let config = &wanted.config;
         self.writer.adopt(synchronous(config.database.synchronous));
         self.relay.cast(RelayMsg::Adopt(Arc::new(rules(config, &self.source))));
+        self.consumer.cast(ConsumerMsg::Adopt(Arc::new(Inbox::new(config.inbox.rules(&self.source)))));
+        self.inlet.adopt(inlet_settings(config));
         self.janitor.cast(JanitorMsg::Adopt(keep(config)));
         // nobody serves where HTTP has ended for good
         let _ = self.http_rules.send(http_rules(config));

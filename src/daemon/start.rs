@@ -7,20 +7,23 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{Daemon, Failure, RunOptions, SystemClock, SystemDice, exit, services};
+use crate::actors::consumer::ConsumerArgs;
 use crate::actors::janitor::{JanitorArgs, Keep};
 use crate::actors::relay::{RelayArgs, RelayMsg};
 use crate::actors::root::{RootArgs, Slot, Tree};
 use crate::actors::writer::{Writer, WriterArgs};
 use crate::admin::rates::Rates;
 use crate::admin::{self, Services, http};
-use crate::config::{Checkpoint, Config, Format, Loaded, OnFailed, Ordering, Synchronous};
+use crate::config::{Apply, Checkpoint, Config, Format, Loaded, OnFailed, Ordering, Synchronous};
 use crate::domain::rules::RelayRules;
 use crate::domain::wire;
+use crate::jetstream::consume::{self, JetStreamSource};
 use crate::jetstream::{JetStream, Settings};
 use crate::ports::{Broker, Clock, Link};
 use crate::signals::Signals;
 use crate::store::connection;
 use crate::store::error::{StoreError, chain};
+use crate::store::inbox::Inbox;
 use crate::store::pool::{Store, StoreOptions};
 use crate::store::watch::{self as store_watch, Seen, Watcher};
 use crate::telemetry::board::{Board, State};
@@ -59,7 +62,10 @@ impl Daemon {
             .map_err(|error| fail(exit::INTERNAL, "cannot start the connection to NATS", &error))?;
         let broker = Arc::new(broker);
         let (fatal_sink, fatal) = mpsc::unbounded_channel();
-        let (writer, relay, janitor) = (Writer::default(), Slot::default(), Slot::default());
+        let (writer, relay, janitor, consumer) =
+            (Writer::default(), Slot::default(), Slot::default(), Slot::default());
+        let inlet = Arc::new(JetStreamSource::new(inlet_settings(config), board.clone()));
+        let inbox = inbox(config, &source, &store).await?;
         let args = RootArgs {
             writer: WriterArgs {
                 store: store.clone(),
@@ -91,6 +97,16 @@ impl Daemon {
                 keep: keep(config),
             },
             janitor_slot: janitor.clone(),
+            consumer: inbox.map(|inbox| ConsumerArgs {
+                store: store.clone(),
+                writer: writer.clone(),
+                source: inlet.clone(),
+                inbox: Arc::new(inbox),
+                clock: clock.clone(),
+                board: board.clone(),
+                metrics: metrics.clone(),
+            }),
+            consumer_slot: consumer.clone(),
             metrics: metrics.clone(),
         };
         let tree = Tree::start(args).await.map_err(|error| fail(exit::INTERNAL, "cannot start the actors", &error))?;
@@ -140,6 +156,8 @@ impl Daemon {
             tree,
             relay,
             janitor,
+            consumer,
+            inlet,
             signals,
             control,
             fatal,
@@ -201,6 +219,42 @@ pub(super) fn synchronous(level: Synchronous) -> connection::Synchronous {
         Synchronous::Full => connection::Synchronous::Full,
         Synchronous::Normal => connection::Synchronous::Normal,
     }
+}
+
+/// The inbox with its handlers, checked against the real schema; `None` where it is off.
+async fn inbox(config: &Config, source: &str, store: &Store) -> Result<Option<Inbox>, Failure> {
+    if !config.inbox.enabled {
+        return Ok(None);
+    }
+    let problems = check_handlers(config, store).await.map_err(store_failure)?;
+    if !problems.is_empty() {
+        return Err(fail(exit::CONFIGURATION, "an inbox handler cannot work", &problems.join("; ")));
+    }
+    Ok(Some(Inbox::new(config.inbox.rules(source))))
+}
+
+/// What is wrong with the statements of the `sql` handlers, in words.
+pub(super) async fn check_handlers(config: &Config, store: &Store) -> Result<Vec<String>, StoreError> {
+    let handlers: Vec<(String, String)> = config
+        .inbox
+        .handler
+        .iter()
+        .filter(|handler| handler.apply == Apply::Sql)
+        .map(|handler| (handler.event_type.clone(), handler.sql.clone()))
+        .collect();
+    store
+        .read(move |conn| {
+            let check = |(event_type, sql): &(String, String)| {
+                let problems = crate::store::inbox_sql::check(conn, sql);
+                problems.into_iter().map(|problem| format!("inbox.handler {event_type:?}: {problem}")).collect::<Vec<_>>()
+            };
+            Ok(handlers.iter().flat_map(check).collect())
+        })
+        .await
+}
+
+pub(super) fn inlet_settings(config: &Config) -> consume::Settings {
+    consume::Settings { nats: config.nats.clone(), inbox: config.inbox.clone() }
 }
 
 /// The relay's rules as the configuration says them.

@@ -251,6 +251,8 @@ impl Rig {
                 },
             },
             janitor_slot: Slot::default(),
+            consumer: None,
+            consumer_slot: Slot::default(),
             metrics,
         };
         let tree = Tree::start(args).await.unwrap();
