@@ -225,6 +225,24 @@ fn tls_before_the_first_word_of_the_server() {
 }
 
 #[test]
+fn a_user_that_may_not_do_enough_is_told_what_is_missing() {
+    let password = "password: \"s3cr3t-password\"";
+    for (permissions, words) in [
+        ("publish: { deny: \"$JS.API.STREAM.INFO.>\" }", "Permissions Violation for Publish to"),
+        ("subscribe: { deny: \"_INBOX.>\" }", "allow it to subscribe to _INBOX.>"),
+        ("publish: { deny: \"$JS.API.STREAM.CREATE.>\" }", "$JS.API.STREAM.CREATE"),
+    ] {
+        let site = Site::with(&format!(
+            "authorization {{ users: [ {{ user: app, {password}, permissions: {{ {permissions} }} }} ] }}"
+        ));
+        let mut settings = site.settings();
+        settings.nats.user = "app".into();
+        settings.nats.password_file = Some(site.file("password", "s3cr3t-password"));
+        Rig::start(settings).await_unusable(words);
+    }
+}
+
+#[test]
 fn another_configuration_is_connected_first_and_swapped_then() {
     let site = Site::with(TOKEN);
     let other = Site::with(USER);

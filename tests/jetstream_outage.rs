@@ -116,7 +116,7 @@ fn stored_but_the_ack_timed_out_is_unknown_and_then_found() {
         let outcome = rig.outcome(ticket);
         assert!(matches!(&outcome, Outcome::Unknown { detail } if detail.contains("no ack within 1s")), "{outcome:?}");
     }
-    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(8), "not by the pings: {:?}", started.elapsed());
     assert_eq!(rig.broker.expired(), 20);
     rig.await_unusable("");
     assert_eq!(rig.send(99, message("a", "99", "{}")), Outcome::NotSent, "an unusable link takes nothing");
@@ -354,7 +354,7 @@ fn a_plain_responder_is_no_jetstream() {
     // beside a stream: whatever the stranger says, and whoever is first, our own stream's ack counts
     let mut settings = site.settings();
     settings.stream.manage = outboxd::config::Manage::Check;
-    settings.ack_wait = Duration::from_secs(1);
+    settings.ack_wait = Duration::from_secs(3);
     for lie in [
         "thanks",
         r#"{"stream":"OTHER","seq":1}"#,

@@ -253,3 +253,95 @@ fn a_look_up_below_the_floor_finds_nothing() {
     assert_eq!(rig.look_up(vec![sought(1, &first, 1)]), Ok(vec![Whereabouts::Missing]));
     assert_eq!(rig.look_up(vec![]), Ok(vec![]));
 }
+
+#[test]
+fn a_long_subject_is_walked_to_its_end_with_and_without_direct_gets() {
+    for allow_direct in [true, false] {
+        let site = Site::new();
+        site.make_stream(|config| config.allow_direct = allow_direct);
+        let mut rig = Rig::up(site.settings());
+        let messages: Vec<_> = (0..1_500u64).map(|n| message("one", &n.to_string(), &n.to_string())).collect();
+        for (ticket, message) in (0..).zip(&messages) {
+            rig.ship(ticket, message.clone());
+        }
+        rig.await_reports(1_500);
+        let questions = vec![
+            sought(1, &messages[0], 0),
+            sought(2, &messages[1_499], 0),
+            sought(3, &messages[700], 0),
+            sought(4, &message("one", "never", "{}"), 0),
+            sought(5, &message("one", "1200", "other"), 0),
+        ];
+        let answers = rig.look_up(questions).expect("readable");
+        let stored = |stream_seq| Whereabouts::Stored { stream_seq };
+        assert_eq!(answers[..4], [stored(1), stored(1_500), stored(701), Whereabouts::Missing]);
+        assert!(matches!(answers[4], Whereabouts::Differs { stream_seq: 1_201, .. }), "{:?}", answers[4]);
+    }
+}
+
+#[test]
+fn where_subjects_are_rewritten_ids_and_payloads_still_tell() {
+    let site = Site::new();
+    site.make_stream(|config| {
+        config.subject_transform = Some(async_nats::jetstream::stream::SubjectTransform {
+            source: "events.asset.*.updated".into(),
+            destination: "kept.{{wildcard(1)}}".into(),
+        });
+    });
+    let mut rig = Rig::up(site.settings());
+    let first = message("a", "1", "{}");
+    assert_eq!(rig.send(1, first.clone()), stored(1));
+    assert_eq!(site.client().messages("EVENTS").expect("readable")[0].subject, "kept.a");
+    assert_eq!(rig.send(2, first.clone()), Outcome::Stored { stream_seq: 1, duplicate: Duplicate::Same });
+    let answers = rig.look_up(vec![sought(1, &first, 0), sought(2, &message("a", "2", "{}"), 0)]);
+    assert_eq!(answers, Ok(vec![Whereabouts::Stored { stream_seq: 1 }, Whereabouts::Missing]));
+    assert!(rig.broker.findings().iter().any(|f| f.field == "subject_transform"));
+}
+
+#[test]
+fn a_stream_that_keeps_nothing_still_answers() {
+    let site = Site::new();
+    site.make_stream(|config| config.retention = async_nats::jetstream::stream::RetentionPolicy::Interest);
+    let mut rig = Rig::up(site.settings());
+    for ticket in 1..=5 {
+        let outcome = rig.send(ticket, message("a", &ticket.to_string(), "{}"));
+        assert!(matches!(outcome, Outcome::Stored { .. }), "{outcome:?}");
+    }
+    assert_eq!(site.client().count("EVENTS").expect("readable"), 0);
+    assert!(rig.broker.findings().iter().any(|f| f.field == "retention"), "and it is a finding");
+}
+
+#[test]
+fn batches_that_are_switched_off_in_between_cost_nobody_anything() {
+    let site = Site::new();
+    let mut rig = Rig::up(site.settings());
+    assert!(rig.await_up().atomic);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = async_nats::connect(site.server.url()).await.expect("connected");
+        let context = async_nats::jetstream::new(client);
+        let mut config = context.get_stream("EVENTS").await.expect("the stream").cached_info().config.clone();
+        config.allow_atomic_publish = false;
+        context.update_stream(config).await.expect("changed");
+    });
+    rig.ship_run(1, (1..=3).map(|n| message("a", &n.to_string(), "{}")).collect());
+    assert_eq!(rig.outcome(1), Outcome::KnownIdInRun);
+    rig.await_link("no more batches", |link| link.topology().is_some_and(|t| !t.atomic && t.max_batch == 1));
+    assert_eq!(rig.send(2, message("a", "1", "{}")), stored(1));
+}
+
+#[test]
+fn a_burst_of_other_publishers_delays_no_ack_and_spoils_none() {
+    let site = Site::new();
+    let mut rig = Rig::up(site.settings());
+    let client = site.client();
+    for round in 0..20u64 {
+        for n in 0..30 {
+            client.publish("events.other", &[], format!("{round}-{n}").as_bytes()).expect("published");
+        }
+        let started = Instant::now();
+        let outcome = rig.send(round, message("a", &round.to_string(), "{}"));
+        assert_eq!(outcome, stored(round * 31 + 31));
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    }
+}

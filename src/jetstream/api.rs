@@ -7,16 +7,23 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use async_nats::client::RequestErrorKind;
+use async_nats::header::{NATS_MESSAGE_ID, NATS_SEQUENCE, NATS_SUBJECT};
+use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::RawMessage;
-use async_nats::{Client, Request};
+use async_nats::{Client, HeaderName, Request};
 use bytes::Bytes;
+use futures_util::StreamExt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use super::outcome::{ApiError, NO_MESSAGE_FOUND};
 
 /// Longest wait for an answer of the API: above it JetStream counts as silent.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
+
+/// Messages of one batch of direct gets.
+const BATCH: usize = 512;
 
 /// Why a request to the API gave nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,13 +92,66 @@ impl Api {
 
     /// One message as the stream's leader holds it, `None` where there is none (any more). `request` is the body of
     /// `STREAM.MSG.GET`.
-    pub(super) async fn message(&self, request: String) -> Result<Option<RawMessage>, ApiFault> {
+    pub(super) async fn message(&self, request: String) -> Result<Option<Read>, ApiFault> {
         match self.ask::<GotMessage>("STREAM.MSG.GET", request.into()).await {
-            Ok(got) => Ok(Some(got.message)),
+            Ok(got) => Read::of_leader(got.message).map(Some),
             Err(fault) if fault.code() == NO_MESSAGE_FOUND => Ok(None),
             // the answer of servers before 2.10 to a sequence that is deleted
             Err(ApiFault::Refused(error)) if error.code == 404 && error.err_code == 0 => Ok(None),
             Err(fault) => Err(fault),
+        }
+    }
+
+    /// The next messages of a subject from a sequence on, in order, as some replica holds them (`DIRECT.GET` with
+    /// `batch`, since 2.11): perhaps not the newest, never with a gap. Empty where there are none.
+    pub(super) async fn batch(&self, filter: &str, from: u64) -> Result<Vec<Read>, ApiFault> {
+        let lost = |error: &dyn std::fmt::Display| ApiFault::Lost(error.to_string());
+        let inbox = self.client.new_inbox();
+        let mut answers = self.client.subscribe(inbox.clone()).await.map_err(|e| lost(&e))?;
+        let body = json!({ "seq": from, "next_by_subj": filter, "batch": BATCH }).to_string();
+        let subject = format!("{}.DIRECT.GET.{}", self.prefix, self.stream);
+        self.client.publish_with_reply(subject, inbox, body.into()).await.map_err(|e| lost(&e))?;
+        let mut reads = Vec::new();
+        loop {
+            let answer = tokio::time::timeout(ANSWER, answers.next()).await.map_err(|_| ApiFault::Silent(ANSWER))?;
+            let answer = answer.ok_or_else(|| ApiFault::Lost("no more answers".into()))?;
+            match answer.status.map(|status| status.as_u16()) {
+                None => reads.push(Read::of_replica(answer)?),
+                // end of batch · nothing found
+                Some(204 | 404) => return Ok(reads),
+                Some(503) => return Err(ApiFault::Absent),
+                Some(code) => return Err(ApiFault::Garbled(format!("status {code} to a batch of reads"))),
+            }
+        }
+    }
+}
+
+/// A message that was read back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Read {
+    pub(super) seq: u64,
+    pub(super) subject: String,
+    pub(super) msg_id: Option<String>,
+    pub(super) payload: Bytes,
+}
+
+impl Read {
+    fn of_leader(raw: RawMessage) -> Result<Self, ApiFault> {
+        let message = StreamMessage::try_from(raw).map_err(|error| ApiFault::Garbled(error.to_string()))?;
+        let msg_id = message.headers.get(NATS_MESSAGE_ID).map(|id| id.as_str().to_owned());
+        let subject = message.subject.as_str().to_owned();
+        Ok(Self { seq: message.sequence, subject, msg_id, payload: message.payload })
+    }
+
+    fn of_replica(message: async_nats::Message) -> Result<Self, ApiFault> {
+        let header = |name: HeaderName| message.headers.as_ref()?.get(name).map(|value| value.as_str().to_owned());
+        let seq = header(NATS_SEQUENCE).and_then(|seq| seq.parse().ok());
+        match (seq, header(NATS_SUBJECT)) {
+            (Some(seq), Some(subject)) => {
+                let msg_id = header(NATS_MESSAGE_ID);
+                Ok(Self { seq, subject, msg_id, payload: message.payload })
+            }
+            _ => Err(ApiFault::Garbled("a batch of reads without sequence and subject".into())),
         }
     }
 }

@@ -1,25 +1,27 @@
 //! Reading messages back: what a duplicate ack stands for, and whether a message of unknown fate is in the stream.
 //!
-//! Reads go to the stream's leader (`STREAM.MSG.GET`): a direct get is served by any replica and may lag, and "it is
-//! not there" must be true before something is sent again.
+//! "It is not there" must be true before something is sent again, so the last word is the leader's
+//! (`STREAM.MSG.GET`). A subject with many messages is first walked by batched direct gets: any replica serves them and
+//! may lag, but what it has is a prefix of the stream, and the leader is asked from there on.
 //!
-//! May import: domain, ports, async_nats.
+//! May import: domain, ports.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use async_nats::header::NATS_MESSAGE_ID;
-use async_nats::jetstream::message::StreamMessage;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde_json::json;
 
-use super::api::{Api, ApiFault};
+use super::api::{Api, ApiFault, Read};
 use super::publish::Kept;
 use super::topology::Shape;
 use crate::ports::{Sought, Unreadable, Whereabouts};
 
 /// Subjects that are walked at the same time.
 const WALKS: usize = 64;
+
+/// Messages of a subject that are read one by one before batches are worth their set-up.
+const STEPS: usize = 16;
 
 /// Longest look-up; beyond it the caller asks again, with fewer or later.
 const LOOK_UP: Duration = Duration::from_secs(20);
@@ -37,24 +39,19 @@ pub(super) enum Compared {
 
 /// Compares the message at `seq` with what was sent.
 pub(super) async fn compare(api: &Api, shape: Shape, seq: u64, kept: &Kept) -> Result<Compared, ApiFault> {
-    let Some(raw) = api.message(json!({ "seq": seq }).to_string()).await? else { return Ok(Compared::Gone) };
-    let message = StreamMessage::try_from(raw).map_err(|error| ApiFault::Garbled(error.to_string()))?;
-    if id_of(&message) != Some(kept.msg_id.as_str()) {
+    let Some(read) = api.message(json!({ "seq": seq }).to_string()).await? else { return Ok(Compared::Gone) };
+    if read.msg_id.as_deref() != Some(kept.msg_id.as_str()) {
         return Ok(Compared::Stranger);
     }
-    Ok(match difference(&message, shape, &kept.subject, &kept.payload) {
+    Ok(match difference(&read, shape, &kept.subject, &kept.payload) {
         None => Compared::Same,
         Some(detail) => Compared::Differs(detail),
     })
 }
 
-fn id_of(message: &StreamMessage) -> Option<&str> {
-    message.headers.get(NATS_MESSAGE_ID).map(|id| id.as_str())
-}
-
-fn difference(stored: &StreamMessage, shape: Shape, subject: &str, payload: &[u8]) -> Option<String> {
-    if !shape.transformed && stored.subject.as_str() != subject {
-        return Some(format!("it stands on subject {} instead of {subject}", stored.subject.as_str()));
+fn difference(stored: &Read, shape: Shape, subject: &str, payload: &[u8]) -> Option<String> {
+    if !shape.transformed && stored.subject != subject {
+        return Some(format!("it stands on subject {} instead of {subject}", stored.subject));
     }
     (stored.payload != payload).then(|| match (stored.payload.len(), payload.len()) {
         (theirs, ours) if theirs == ours => format!("its payload of {theirs} bytes is another one"),
@@ -121,25 +118,40 @@ async fn follow(
     sought: &[Sought],
 ) -> Result<Vec<(usize, Whereabouts)>, ApiFault> {
     let mut found = Vec::new();
-    let mut next = walk.from;
-    while next <= last && !walk.wanted.is_empty() {
-        let request = json!({ "next_by_subj": walk.filter, "seq": next }).to_string();
-        let Some(raw) = api.message(request).await? else { break };
-        let stream_seq = raw.sequence;
-        if stream_seq > last || stream_seq < next {
-            break;
+    let mut batches = shape.direct;
+    let mut steps = 0;
+    while walk.from <= last && !walk.wanted.is_empty() {
+        if batches && steps >= STEPS {
+            match api.batch(&walk.filter, walk.from).await {
+                Ok(reads) if !reads.is_empty() => reads.iter().for_each(|r| walk.meet(r, shape, sought, &mut found)),
+                // nothing more there, or no batches there: the leader goes on
+                Ok(_) | Err(_) => batches = false,
+            }
+            continue;
         }
-        next = stream_seq + 1;
-        let message = StreamMessage::try_from(raw).map_err(|error| ApiFault::Garbled(error.to_string()))?;
-        let Some(indexes) = id_of(&message).and_then(|id| walk.wanted.remove(id)) else { continue };
+        steps += 1;
+        let request = json!({ "next_by_subj": walk.filter, "seq": walk.from }).to_string();
+        let Some(read) = api.message(request).await? else { break };
+        if read.seq < walk.from {
+            return Err(ApiFault::Garbled(format!("asked for {} or later, got sequence {}", walk.from, read.seq)));
+        }
+        walk.meet(&read, shape, sought, &mut found);
+    }
+    Ok(found)
+}
+
+impl Walk {
+    /// Takes the next message of the subject: an answer, or one step on.
+    fn meet(&mut self, read: &Read, shape: Shape, sought: &[Sought], found: &mut Vec<(usize, Whereabouts)>) {
+        self.from = self.from.max(read.seq.saturating_add(1));
+        let indexes = read.msg_id.as_ref().and_then(|id| self.wanted.remove(id)).unwrap_or_default();
         for index in indexes {
             let Some(question) = sought.get(index) else { continue };
-            let whereabouts = match difference(&message, shape, &question.subject, &question.payload) {
-                None => Whereabouts::Stored { stream_seq },
-                Some(detail) => Whereabouts::Differs { stream_seq, detail },
+            let whereabouts = match difference(read, shape, &question.subject, &question.payload) {
+                None => Whereabouts::Stored { stream_seq: read.seq },
+                Some(detail) => Whereabouts::Differs { stream_seq: read.seq, detail },
             };
             found.push((index, whereabouts));
         }
     }
-    Ok(found)
 }

@@ -78,6 +78,8 @@ pub(super) struct Size {
 pub(super) struct Shape {
     /// Subjects are rewritten on their way in: a stored subject says nothing.
     pub(super) transformed: bool,
+    /// Batched direct gets are allowed, and the server knows them.
+    pub(super) direct: bool,
 }
 
 impl Seen {
@@ -222,7 +224,10 @@ pub(super) fn judge(info: &StreamInfo, settings: &Settings, server: &Server, mad
             max_msgs: config.max_msgs,
             max_bytes: config.max_bytes,
         },
-        shape: Shape { transformed: config.subject_transform.is_some() },
+        shape: Shape {
+            transformed: config.subject_transform.is_some(),
+            direct: config.allow_direct && version_of(version).is_some_and(|v| v >= (2, 11, 0)),
+        },
         topology,
         made,
     }
