@@ -3,10 +3,13 @@
 //! A verb is a function from plain values to an [`Exit`] or a [`CliError`]; only this file knows clap. May import: admin,
 //! config, daemon, store and actors by their public calls, telemetry; jetstream only in doctor, verify and bench.
 
+pub mod asset;
 pub mod config;
 pub mod context;
 pub mod control;
+pub mod db;
 pub mod error;
+pub mod events;
 pub mod explain;
 pub mod inbox;
 pub mod render;

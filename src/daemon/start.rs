@@ -62,8 +62,7 @@ impl Daemon {
             .map_err(|error| fail(exit::INTERNAL, "cannot start the connection to NATS", &error))?;
         let broker = Arc::new(broker);
         let (fatal_sink, fatal) = mpsc::unbounded_channel();
-        let (writer, relay, janitor, consumer) =
-            (Writer::default(), Slot::default(), Slot::default(), Slot::default());
+        let (writer, relay, janitor, consumer) = (Writer::default(), Slot::default(), Slot::default(), Slot::default());
         let inlet = Arc::new(JetStreamSource::new(inlet_settings(config), board.clone()));
         let inbox = inbox(config, &source, &store).await?;
         let args = RootArgs {
@@ -246,7 +245,10 @@ pub(super) async fn check_handlers(config: &Config, store: &Store) -> Result<Vec
         .read(move |conn| {
             let check = |(event_type, sql): &(String, String)| {
                 let problems = crate::store::inbox_sql::check(conn, sql);
-                problems.into_iter().map(|problem| format!("inbox.handler {event_type:?}: {problem}")).collect::<Vec<_>>()
+                problems
+                    .into_iter()
+                    .map(|problem| format!("inbox.handler {event_type:?}: {problem}"))
+                    .collect::<Vec<_>>()
             };
             Ok(handlers.iter().flat_map(check).collect())
         })

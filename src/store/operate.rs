@@ -28,31 +28,56 @@ impl Changed {
     }
 }
 
-/// Failed -> pending: due at once, with a clean count.
-pub fn retry(tx: &Transaction<'_>, actor: &str, ids: &[String]) -> Result<Changed> {
+/// Failed -> pending: due at once, with a clean count. `dry_run`: says what would be done, and writes nothing.
+pub fn retry(tx: &Transaction<'_>, actor: &str, ids: &[String], dry_run: bool) -> Result<Changed> {
     const SQL: &str = "UPDATE outbox_events SET status = 'pending', attempt_count = 0, available_at = created_at,
-        failing_since = NULL, last_error = NULL, holds = 1 WHERE event_id = ?1 AND status = 'failed'";
-    const STEP: &str = "retry events";
+        failing_since = NULL, last_error = NULL, holds = 1 WHERE event_id = ?1";
+    back_to_pending(tx, actor, ids, dry_run, "failed", SQL, "events retry")
+}
+
+/// Sets rows of one status to pending again.
+fn back_to_pending(
+    tx: &Transaction<'_>,
+    actor: &str,
+    ids: &[String],
+    dry_run: bool,
+    from: &str,
+    sql: &str,
+    verb: &'static str,
+) -> Result<Changed> {
+    const STEP: &str = "set events to pending";
     let mut changed = Changed::default();
     for id in ids {
-        if tx.prepare_cached(SQL).and_then(|mut s| s.execute([id])).step(STEP)? == 1 {
-            changed.done.push(id.clone());
-        } else {
-            changed.leave(
-                id,
-                status_of(tx, id)?.map_or("there is no such event".into(), |s| format!("it is {s}, not failed")),
-            );
+        match status_of(tx, id)? {
+            Some(status) if status == from => {
+                if !dry_run {
+                    tx.prepare_cached(sql).and_then(|mut s| s.execute([id])).step(STEP)?;
+                }
+                changed.done.push(id.clone());
+            }
+            Some(status) => changed.leave(id, format!("it is {status}, not {from}")),
+            None => changed.leave(id, "there is no such event"),
         }
     }
-    record(tx, actor, "events retry", &changed, "")?;
+    if !dry_run {
+        record(tx, actor, verb, &changed)?;
+    }
     Ok(changed)
 }
 
-/// Removes failed or pending events for good; each payload is kept in an audit row of its own.
+/// Removes failed or pending events for good; each payload is kept in an audit row of its own. `dry_run`: says what
+/// would be done, and writes nothing.
 ///
 /// # Errors
 /// [`StoreError::Refused`] without a reason.
-pub fn discard(tx: &Transaction<'_>, actor: &str, ids: &[String], reason: &str, now: Millis) -> Result<Changed> {
+pub fn discard(
+    tx: &Transaction<'_>,
+    actor: &str,
+    ids: &[String],
+    reason: &str,
+    now: Millis,
+    dry_run: bool,
+) -> Result<Changed> {
     const STEP: &str = "discard events";
     if reason.trim().is_empty() {
         return Err(StoreError::Refused("a discard needs a reason".into()));
@@ -68,6 +93,8 @@ pub fn discard(tx: &Transaction<'_>, actor: &str, ids: &[String], reason: &str, 
             changed.leave(id, "it is published; retention removes it");
         } else if leased.iter().any(|held| held.binary_search(&seq).is_ok()) {
             changed.leave(id, "it is being published just now; try again");
+        } else if dry_run {
+            changed.done.push(id.clone());
         } else {
             tx.execute("DELETE FROM outbox_events WHERE seq = ?1", [seq]).step(STEP)?;
             tx.execute("DELETE FROM outboxd_suspects WHERE seq = ?1", [seq]).step(STEP)?;
@@ -145,24 +172,12 @@ pub fn replayable(
 }
 
 /// Published -> pending again, in place of their order. The broker takes the same id only once within its window.
-pub fn replay(tx: &Transaction<'_>, actor: &str, ids: &[String]) -> Result<Changed> {
+/// `dry_run`: says what would be done, and writes nothing.
+pub fn replay(tx: &Transaction<'_>, actor: &str, ids: &[String], dry_run: bool) -> Result<Changed> {
     const SQL: &str = "UPDATE outbox_events SET status = 'pending', attempt_count = 0, available_at = created_at,
         published_at = NULL, stream = NULL, stream_seq = NULL, failing_since = NULL, last_error = NULL
-        WHERE event_id = ?1 AND status = 'published'";
-    const STEP: &str = "replay events";
-    let mut changed = Changed::default();
-    for id in ids {
-        if tx.prepare_cached(SQL).and_then(|mut s| s.execute([id])).step(STEP)? == 1 {
-            changed.done.push(id.clone());
-        } else {
-            changed.leave(
-                id,
-                status_of(tx, id)?.map_or("there is no such event".into(), |s| format!("it is {s}, not published")),
-            );
-        }
-    }
-    record(tx, actor, "events replay", &changed, "")?;
-    Ok(changed)
+        WHERE event_id = ?1";
+    back_to_pending(tx, actor, ids, dry_run, "published", SQL, "events replay")
 }
 
 fn status_of(conn: &Connection, id: &str) -> Result<Option<String>> {
@@ -171,7 +186,7 @@ fn status_of(conn: &Connection, id: &str) -> Result<Option<String>> {
 }
 
 /// One audit row for a change of several events; none where nothing was changed.
-fn record(tx: &Transaction<'_>, actor: &str, verb: &str, changed: &Changed, detail: &str) -> Result<()> {
+fn record(tx: &Transaction<'_>, actor: &str, verb: &str, changed: &Changed) -> Result<()> {
     const NAMED: usize = 100;
     if changed.done.is_empty() {
         return Ok(());
@@ -180,9 +195,7 @@ fn record(tx: &Transaction<'_>, actor: &str, verb: &str, changed: &Changed, deta
     if changed.done.len() > NAMED {
         target.push_str(&format!(" and {} more", changed.done.len() - NAMED));
     }
-    let count = format!("{} events", changed.done.len());
-    let detail = if detail.is_empty() { count } else { format!("{count}; {detail}") };
-    audit::write(tx, actor, verb, &target, &detail).map(drop)
+    audit::write(tx, actor, verb, &target, &format!("{} events", changed.done.len())).map(drop)
 }
 
 /// Stops publishing until `until`, or until [`resume`]. Survives a restart.

@@ -197,9 +197,7 @@ pub fn list(conn: &Connection, filter: &Filter, limit: u32) -> Result<Vec<EventL
     }
     let oldest_first = matches!(filter.status.as_deref(), Some("pending" | "failed"));
     let sql = format!(
-        "SELECT seq, event_id, aggregate_type, aggregate_id, aggregate_version, event_type, status, attempt_count,
-            created_at, available_at, published_at, stream, stream_seq, last_error
-        FROM outbox_events WHERE {} ORDER BY seq {}",
+        "SELECT {LINE} FROM outbox_events WHERE {} ORDER BY seq {}",
         conditions.join(" AND "),
         if oldest_first { "ASC" } else { "DESC" }
     );
@@ -216,6 +214,16 @@ pub fn list(conn: &Connection, filter: &Filter, limit: u32) -> Result<Vec<EventL
     }
     Ok(lines)
 }
+
+/// Events behind `after`, oldest first, at most `limit`.
+pub fn newer(conn: &Connection, after: Seq, limit: u32) -> Result<Vec<EventLine>> {
+    let sql = format!("SELECT {LINE} FROM outbox_events WHERE seq > ?1 ORDER BY seq LIMIT ?2");
+    conn.prepare_cached(&sql).and_then(|mut s| s.query_map((after, limit), line)?.collect()).step("list the new events")
+}
+
+/// The columns that [`line`] reads, in its order.
+const LINE: &str = "seq, event_id, aggregate_type, aggregate_id, aggregate_version, event_type, status, attempt_count,
+    created_at, available_at, published_at, stream, stream_seq, last_error";
 
 fn line(row: &Row<'_>) -> rusqlite::Result<EventLine> {
     let integer = |i: usize| row.get_ref(i).map(|v| v.as_i64().unwrap_or(0));

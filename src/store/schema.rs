@@ -205,7 +205,11 @@ pub(super) fn keep_processed(conn: &Connection) -> Result<bool> {
 pub fn create_assets(conn: &Connection) -> Result<bool> {
     let found = columns(conn, ddl::ASSETS.name).step("read the schema")?;
     if found.is_empty() {
+        // who made it decides what an uninstall removes
+        const NOTE: &str = "INSERT INTO outboxd_meta (key, value) VALUES ('assets', 'made by outboxd')
+            ON CONFLICT (key) DO NOTHING";
         conn.execute_batch(ddl::ASSETS.sql).step("make the table assets")?;
+        conn.execute(NOTE, []).step("make the table assets")?;
         return Ok(true);
     }
     let wanted = ["asset_id", "name", "material", "version", "updated_at"];

@@ -51,6 +51,8 @@ pub struct Plan {
     pub refusals: Vec<String>,
     /// Estimated time under the write lock, from a copy of a part of the rows in memory.
     pub estimate: Option<std::time::Duration>,
+    /// The table is ours already: left by an uninstall after a takeover.
+    already: bool,
     /// Rows have no rowid, or one that cannot be a seq.
     renumber: bool,
     /// An own `headers_json` column of the application, in the shape of ours.
@@ -145,6 +147,12 @@ fn shape(conn: &Connection, plan: &mut Plan) -> Result<()> {
     let columns: Vec<(String, i64, i64)> =
         statement.query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?))).and_then(Iterator::collect).step(STEP)?;
     let ours = ["seq", "stream", "stream_seq", "failing_since", "holds"];
+    if columns.iter().any(|(name, pk, _)| name == "seq" && *pk == 1) && count(&sql, "autoincrement") == 1 {
+        plan.already = ours.iter().chain(&["headers_json"]).all(|c| columns.iter().any(|(name, ..)| name == c));
+    }
+    if plan.already {
+        return Ok(());
+    }
     for (name, pk, hidden) in &columns {
         let known = ddl::CLASSIC_COLUMNS.iter().any(|c| c.eq_ignore_ascii_case(name));
         if *pk > 0 && !name.eq_ignore_ascii_case("event_id") {
@@ -324,11 +332,15 @@ fn estimate(conn: &Connection, plan: &Plan) -> Result<std::time::Duration> {
 pub(super) fn run(tx: &Transaction<'_>, plan: &Plan, options: &MigrateOptions) -> Result<Vec<String>> {
     let before = dependents::try_all(tx, &plan.dependents)?;
     let aside = dependents::row_counts(tx, &plan.dependents)?;
-    order(tx, plan)?;
-    copy(tx, plan, options)?;
-    tx.execute_batch("DROP TABLE outbox_events; ALTER TABLE outboxd_new_events RENAME TO outbox_events")
-        .step("put the new table in place")?;
-    dependents::name_parent_columns(tx, &plan.dependents)?;
+    if plan.already {
+        tx.execute_batch("DROP INDEX IF EXISTS idx_outbox_delivery").step("drop the classic index")?;
+    } else {
+        order(tx, plan)?;
+        copy(tx, plan, options)?;
+        tx.execute_batch("DROP TABLE outbox_events; ALTER TABLE outboxd_new_events RENAME TO outbox_events")
+            .step("put the new table in place")?;
+        dependents::name_parent_columns(tx, &plan.dependents)?;
+    }
     for object in ddl::objects() {
         let there =
             object.name == ddl::OUTBOX.name || (object.name == ddl::PROCESSED.name && schema::keep_processed(tx)?);
@@ -336,7 +348,9 @@ pub(super) fn run(tx: &Transaction<'_>, plan: &Plan, options: &MigrateOptions) -
             tx.execute_batch(object.sql).step("make the tables")?;
         }
     }
-    dependents::restore(tx, &plan.dependents)?;
+    if !plan.already {
+        dependents::restore(tx, &plan.dependents)?;
+    }
     for object in ddl::TRIGGERS {
         tx.execute_batch(object.sql).step("make the triggers")?;
     }
