@@ -202,10 +202,10 @@ fn a_retry_gives_a_clean_start_and_leaves_a_trace() {
     file.event("a2", "a", 2, 80);
     file.fail("a1");
     file.run("UPDATE outbox_events SET available_at = '2099-01-01 00:00:00', holds = 0 WHERE event_id = 'a1'");
-    let dry = file.write(|tx| operate::retry(tx, "ann", &ids(&["a1"]), true)).unwrap();
+    let dry = operate::would_retry(&file.conn, &ids(&["a1", "a1"])).unwrap();
     assert_eq!((dry.done.len(), file.number("SELECT count(*) FROM outboxd_audit")), (1, 0));
     assert_eq!(file.text("SELECT status FROM outbox_events WHERE event_id = 'a1'"), "failed");
-    let changed = file.write(|tx| operate::retry(tx, "ann", &ids(&["a1", "a2", "a9"]), false)).unwrap();
+    let changed = file.write(|tx| operate::retry(tx, "ann", &ids(&["a1", "a2", "a9"]))).unwrap();
     assert_eq!(changed.done, ["a1"]);
     assert_eq!(
         changed.left.iter().map(|(id, why)| format!("{id}: {why}")).collect::<Vec<_>>(),
@@ -236,10 +236,10 @@ fn a_discard_keeps_the_payload_and_spares_what_is_leased() {
         lease::ranges(&[2]),
         NOW
     ));
-    assert!(file.write(|tx| operate::discard(tx, "ann", &ids(&["e1"]), " ", NOW, false)).is_err(), "without a reason");
-    let all = ids(&["e1", "e2", "e3", "e4", "e9"]);
-    let dry = file.write(|tx| operate::discard(tx, "ann", &all, "poison", NOW, true)).unwrap();
-    let changed = file.write(|tx| operate::discard(tx, "ann", &all, "poison", NOW, false)).unwrap();
+    assert!(file.write(|tx| operate::discard(tx, "ann", &ids(&["e1"]), " ", NOW)).is_err(), "without a reason");
+    let all = ids(&["e1", "e2", "e3", "e4", "e9", "e1"]);
+    let dry = operate::would_discard(&file.conn, &all, NOW).unwrap();
+    let changed = file.write(|tx| operate::discard(tx, "ann", &all, "poison", NOW)).unwrap();
     assert_eq!(dry, changed);
     assert_eq!(changed.done, ["e1", "e3"], "a lease that ran out holds nobody");
     assert_eq!(changed.left.len(), 3);
@@ -268,7 +268,7 @@ fn a_replay_puts_published_events_back_in_their_place() {
     assert_eq!(of(250, Some(150), 0, 9), ["e2"]);
     assert_eq!(of(1000, None, 0, 2), ["e1", "e2"]);
     assert_eq!(of(1000, None, 2, 2), ["e3"]);
-    let changed = file.write(|tx| operate::replay(tx, "ann", &ids(&["e2", "e4"]), false)).unwrap();
+    let changed = file.write(|tx| operate::replay(tx, "ann", &ids(&["e2", "e4"]))).unwrap();
     assert_eq!((changed.done.len(), changed.left.len()), (1, 1));
     assert_eq!(
         file.number(

@@ -1,4 +1,4 @@
-//! `outboxd events` and `audit`: lists from the file, and changes on the file where no daemon answers.
+//! `outboxd events list | show | tail` and `audit`: read from the file, whether a daemon runs or not.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,6 @@ use serde_json::Value;
 use super::render::{self, Listing};
 use super::{CliError, Exit};
 use crate::domain::event::{Millis, Seq};
-use crate::store::operate::{self, Changed};
 use crate::store::report::{self, EventLine, Filter};
 use crate::store::{audit as trail, direct};
 
@@ -175,51 +174,6 @@ pub fn tail(path: &Path, json: bool, rest: impl Fn()) -> Result<Exit, CliError> 
     }
 }
 
-/// `events retry ID...` on the file.
-pub fn retry(path: &Path, actor: &str, ids: &[String], dry_run: bool) -> Result<Changed, CliError> {
-    Ok(direct::change(path, |tx| operate::retry(tx, actor, ids, dry_run))?)
-}
-
-/// `events discard ID... --reason R` on the file.
-pub fn discard(
-    path: &Path,
-    actor: &str,
-    ids: &[String],
-    reason: &str,
-    now: Millis,
-    dry_run: bool,
-) -> Result<Changed, CliError> {
-    Ok(direct::change(path, |tx| operate::discard(tx, actor, ids, reason, now, dry_run))?)
-}
-
-/// Says what became of a change, whoever did it: 0 all, 3 some, 1 none of them.
-pub fn changed(changed: &Changed, verb: &str, dry_run: bool, json: bool) -> Result<Exit, CliError> {
-    let mut listing = Listing::new(&["event_id", "result", "reason"]);
-    let result = if dry_run { format!("would be {verb}") } else { verb.to_owned() };
-    for id in &changed.done {
-        listing.row(vec![id.clone().into(), result.clone().into(), Value::Null]);
-    }
-    for (id, why) in &changed.left {
-        listing.row(vec![id.clone().into(), "left".into(), why.clone().into()]);
-    }
-    render::list(&listing, json)?;
-    Ok(match (changed.done.is_empty(), changed.left.is_empty()) {
-        (_, true) => Exit::Ok,
-        (false, false) => Exit::Partly,
-        (true, false) => Exit::Failure,
-    })
-}
-
-/// `pause` on the file; `until`: `None` until `resume`.
-pub fn pause(path: &Path, actor: &str, until: Option<Millis>) -> Result<(), CliError> {
-    Ok(direct::change(path, |tx| operate::pause(tx, actor, until))?)
-}
-
-/// `resume` on the file; false where it was not paused.
-pub fn resume(path: &Path, actor: &str) -> Result<bool, CliError> {
-    Ok(direct::change(path, |tx| operate::resume(tx, actor))?)
-}
-
 /// `audit`: who changed what, newest first.
 pub fn audit(path: &Path, limit: u32, json: bool) -> Result<Exit, CliError> {
     let rows = direct::read(path, |conn| trail::list(conn, limit))?;
@@ -236,17 +190,6 @@ pub fn audit(path: &Path, limit: u32, json: bool) -> Result<Exit, CliError> {
     }
     render::list(&listing, json)?;
     Ok(Exit::Ok)
-}
-
-/// Who types, for the audit row of a change that no daemon made: the login behind `sudo` where there is one.
-pub fn local_actor() -> String {
-    let uid = rustix::process::getuid().as_raw();
-    let name = |key: &str| std::env::var(key).ok().filter(|n| !n.is_empty());
-    match (uid, name("SUDO_USER"), name("USER")) {
-        (0, Some(login), _) => format!("{login} (as root)"),
-        (_, _, Some(login)) => format!("{login} (uid {uid})"),
-        (_, _, None) => format!("uid {uid}"),
-    }
 }
 
 #[cfg(test)]
@@ -270,17 +213,5 @@ mod tests {
         assert_eq!(of(|o| o.status = Some("dead".into())).unwrap_err().exit, Exit::Usage);
         assert_eq!(of(|o| o.aggregate = Some("asset".into())).unwrap_err().exit, Exit::Usage);
         assert_eq!(of(|o| o.older_than = Some(Duration::MAX)).unwrap().created_before, Some(10_000 - i64::MAX));
-    }
-
-    #[test]
-    fn some_of_several_is_partly_and_none_is_a_failure() {
-        let left = vec![("b".to_owned(), "why".to_owned())];
-        let exit = |done: &[&str], left: &[(String, String)]| {
-            let done = done.iter().map(|s| (*s).to_owned()).collect();
-            changed(&Changed { done, left: left.to_vec() }, "retried", false, true).unwrap()
-        };
-        assert_eq!(exit(&["a"], &[]), Exit::Ok);
-        assert_eq!(exit(&["a"], &left), Exit::Partly);
-        assert_eq!(exit(&[], &left), Exit::Failure);
     }
 }

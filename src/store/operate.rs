@@ -28,91 +28,94 @@ impl Changed {
     }
 }
 
-/// Failed -> pending: due at once, with a clean count. `dry_run`: says what would be done, and writes nothing.
-pub fn retry(tx: &Transaction<'_>, actor: &str, ids: &[String], dry_run: bool) -> Result<Changed> {
+/// Failed -> pending: due at once, with a clean count.
+pub fn retry(tx: &Transaction<'_>, actor: &str, ids: &[String]) -> Result<Changed> {
     const SQL: &str = "UPDATE outbox_events SET status = 'pending', attempt_count = 0, available_at = created_at,
         failing_since = NULL, last_error = NULL, holds = 1 WHERE event_id = ?1";
-    back_to_pending(tx, actor, ids, dry_run, "failed", SQL, "events retry")
+    let changed = would_retry(tx, ids)?;
+    set_pending(tx, actor, &changed, SQL, "events retry")?;
+    Ok(changed)
 }
 
-/// Sets rows of one status to pending again.
-fn back_to_pending(
-    tx: &Transaction<'_>,
-    actor: &str,
-    ids: &[String],
-    dry_run: bool,
-    from: &str,
-    sql: &str,
-    verb: &'static str,
-) -> Result<Changed> {
-    const STEP: &str = "set events to pending";
+/// What [`retry`] would do.
+pub fn would_retry(conn: &Connection, ids: &[String]) -> Result<Changed> {
+    only(conn, ids, "failed")
+}
+
+/// Splits events into those of one status and the rest.
+fn only(conn: &Connection, ids: &[String], wanted: &str) -> Result<Changed> {
     let mut changed = Changed::default();
     for id in ids {
-        match status_of(tx, id)? {
-            Some(status) if status == from => {
-                if !dry_run {
-                    tx.prepare_cached(sql).and_then(|mut s| s.execute([id])).step(STEP)?;
-                }
-                changed.done.push(id.clone());
-            }
-            Some(status) => changed.leave(id, format!("it is {status}, not {from}")),
+        match status_of(conn, id)? {
+            // named twice is one event
+            Some(_) if changed.done.contains(id) => {}
+            Some(status) if status == wanted => changed.done.push(id.clone()),
+            Some(status) => changed.leave(id, format!("it is {status}, not {wanted}")),
             None => changed.leave(id, "there is no such event"),
         }
-    }
-    if !dry_run {
-        record(tx, actor, verb, &changed)?;
     }
     Ok(changed)
 }
 
-/// Removes failed or pending events for good; each payload is kept in an audit row of its own. `dry_run`: says what
-/// would be done, and writes nothing.
+fn set_pending(tx: &Transaction<'_>, actor: &str, changed: &Changed, sql: &str, verb: &'static str) -> Result<()> {
+    let mut statement = tx.prepare_cached(sql).step("set events to pending")?;
+    for id in &changed.done {
+        statement.execute([id]).step("set events to pending")?;
+    }
+    record(tx, actor, verb, changed)
+}
+
+/// Removes failed or pending events for good; each payload is kept in an audit row of its own.
 ///
 /// # Errors
 /// [`StoreError::Refused`] without a reason.
-pub fn discard(
-    tx: &Transaction<'_>,
-    actor: &str,
-    ids: &[String],
-    reason: &str,
-    now: Millis,
-    dry_run: bool,
-) -> Result<Changed> {
+pub fn discard(tx: &Transaction<'_>, actor: &str, ids: &[String], reason: &str, now: Millis) -> Result<Changed> {
     const STEP: &str = "discard events";
     if reason.trim().is_empty() {
         return Err(StoreError::Refused("a discard needs a reason".into()));
     }
-    let leased = live_leases(tx, now)?;
+    let changed = would_discard(tx, ids, now)?;
+    for id in &changed.done {
+        let (seq, detail) = whole(tx, id, reason).step(STEP)?;
+        tx.execute("DELETE FROM outbox_events WHERE seq = ?1", [seq]).step(STEP)?;
+        tx.execute("DELETE FROM outboxd_suspects WHERE seq = ?1", [seq]).step(STEP)?;
+        audit::write(tx, actor, "events discard", id, &detail)?;
+    }
+    Ok(changed)
+}
+
+/// What [`discard`] would do.
+pub fn would_discard(conn: &Connection, ids: &[String], now: Millis) -> Result<Changed> {
+    const SQL: &str = "SELECT seq, status FROM outbox_events WHERE event_id = ?1";
+    let leased = live_leases(conn, now)?;
     let mut changed = Changed::default();
     for id in ids {
-        let Some((seq, status, detail)) = whole(tx, id, reason).step(STEP)? else {
-            changed.leave(id, "there is no such event");
-            continue;
-        };
-        if status == "published" {
-            changed.leave(id, "it is published; retention removes it");
-        } else if leased.iter().any(|held| held.binary_search(&seq).is_ok()) {
-            changed.leave(id, "it is being published just now; try again");
-        } else if dry_run {
-            changed.done.push(id.clone());
-        } else {
-            tx.execute("DELETE FROM outbox_events WHERE seq = ?1", [seq]).step(STEP)?;
-            tx.execute("DELETE FROM outboxd_suspects WHERE seq = ?1", [seq]).step(STEP)?;
-            audit::write(tx, actor, "events discard", id, &detail)?;
-            changed.done.push(id.clone());
+        let found: Option<(Seq, String)> = conn
+            .prepare_cached(SQL)
+            .and_then(|mut s| s.query_row([id], |r| Ok((r.get(0)?, r.get(1)?))).optional())
+            .step("read an event")?;
+        match found {
+            // named twice is one event
+            Some(_) if changed.done.contains(id) => {}
+            None => changed.leave(id, "there is no such event"),
+            Some((_, status)) if status == "published" => changed.leave(id, "it is published; retention removes it"),
+            Some((seq, _)) if leased.iter().any(|held| held.binary_search(&seq).is_ok()) => {
+                changed.leave(id, "it is being published just now; try again");
+            }
+            Some(_) => changed.done.push(id.clone()),
         }
     }
     Ok(changed)
 }
 
-/// Seq, status and everything worth keeping of a row, as JSON.
-fn whole(tx: &Transaction<'_>, id: &str, reason: &str) -> rusqlite::Result<Option<(Seq, String, String)>> {
-    const SQL: &str = "SELECT seq, status, json_object('reason', ?2, 'seq', seq, 'status', status, 'aggregate_type',
+/// Seq and everything worth keeping of a row, as JSON.
+fn whole(tx: &Transaction<'_>, id: &str, reason: &str) -> rusqlite::Result<(Seq, String)> {
+    const SQL: &str = "SELECT seq, json_object('reason', ?2, 'seq', seq, 'status', status, 'aggregate_type',
             aggregate_type, 'aggregate_id', aggregate_id, 'aggregate_version', aggregate_version, 'event_type', event_type,
             'schema_version', schema_version, 'headers_json', headers_json, 'created_at', created_at, 'attempt_count',
             attempt_count, 'last_error', last_error, 'payload_json', CAST(payload_json AS TEXT))
         FROM outbox_events WHERE event_id = ?1";
-    tx.prepare_cached(SQL)?.query_row((id, reason), |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?))).optional()
+    tx.prepare_cached(SQL)?.query_row((id, reason), |r| Ok((r.get(0)?, r.get(1)?)))
 }
 
 /// The rows under each lease that has not run out, ascending.
@@ -172,12 +175,13 @@ pub fn replayable(
 }
 
 /// Published -> pending again, in place of their order. The broker takes the same id only once within its window.
-/// `dry_run`: says what would be done, and writes nothing.
-pub fn replay(tx: &Transaction<'_>, actor: &str, ids: &[String], dry_run: bool) -> Result<Changed> {
+pub fn replay(tx: &Transaction<'_>, actor: &str, ids: &[String]) -> Result<Changed> {
     const SQL: &str = "UPDATE outbox_events SET status = 'pending', attempt_count = 0, available_at = created_at,
         published_at = NULL, stream = NULL, stream_seq = NULL, failing_since = NULL, last_error = NULL
         WHERE event_id = ?1";
-    back_to_pending(tx, actor, ids, dry_run, "published", SQL, "events replay")
+    let changed = only(tx, ids, "published")?;
+    set_pending(tx, actor, &changed, SQL, "events replay")?;
+    Ok(changed)
 }
 
 fn status_of(conn: &Connection, id: &str) -> Result<Option<String>> {
