@@ -43,6 +43,12 @@ impl Process {
         self.child.id()
     }
 
+    /// Closes our end of pipes that were set up for its outputs: whatever it writes from now on has no reader.
+    pub fn close_output(&mut self) {
+        self.child.stdout = None;
+        self.child.stderr = None;
+    }
+
     /// Sends a signal; a child that has ended is an error, so that no stranger with its number is hit.
     pub fn signal(&mut self, signal: Signal) -> Result<(), Trouble> {
         if let Some(status) = self.ended() {

@@ -2,7 +2,7 @@
 //! and a proxy that cuts or swallows the connection between them.
 //!
 //! Each test file is a crate of its own and uses a part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 pub mod proxy;
 

@@ -2,10 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
 
 const PASS: u8 = 0;
 const CUT: u8 = 1;
@@ -27,9 +26,10 @@ struct Shared {
 impl Proxy {
     /// A proxy to 127.0.0.1:`target`.
     pub fn to(target: u16) -> Self {
-        let port = outboxd::testbed::server::unused_port().expect("a port");
-        let listener = TcpListener::bind(("127.0.0.1", port)).expect("listening");
-        let shared = Arc::new(Shared { mode: AtomicU8::new(PASS), accepted: AtomicU64::new(0), open: Mutex::default() });
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listening");
+        let port = listener.local_addr().expect("an address").port();
+        let shared =
+            Arc::new(Shared { mode: AtomicU8::new(PASS), accepted: AtomicU64::new(0), open: Mutex::default() });
         let inside = Arc::downgrade(&shared);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -119,13 +119,3 @@ fn pump(shared: Arc<Shared>, mut from: TcpStream, mut to: TcpStream, thrown_away
         let _ = from.shutdown(Shutdown::Both);
     });
 }
-
-/// An address on which a connection is accepted by the kernel and nobody ever answers.
-pub fn black_hole() -> (TcpListener, String) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listening");
-    let url = format!("nats://{}", listener.local_addr().expect("an address"));
-    (listener, url)
-}
-
-/// How long a swallowed connection may stay unnoticed: two pings of one second each, and some.
-pub const NOTICED: Duration = Duration::from_secs(10);

@@ -1,0 +1,13 @@
+//! Tests that run the real executable against a real nats-server and real SQLite files, and judge it from outside: by
+//! its tables, its wire, its command line, its exit codes.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod kill;
+mod lifecycle;
+mod outage;
+mod poison;
+mod quiet;
+mod reload;
+mod sharing;
