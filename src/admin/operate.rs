@@ -51,8 +51,12 @@ pub fn perform(
             Ok(json!({"paused_until": shown}))
         }
         Request::Resume => Ok(json!({"was_paused": operate::resume(tx, actor)?})),
-        Request::EventsRetry { ids } => Ok(rows(operate::retry(tx, actor, ids)?, "pending")),
-        Request::EventsDiscard { ids, reason } => Ok(rows(operate::discard(tx, actor, ids, reason, now)?, "discarded")),
+        Request::EventsRetry { ids, dry_run } => {
+            Ok(rows(operate::retry(tx, actor, ids, *dry_run)?, "pending", *dry_run))
+        }
+        Request::EventsDiscard { ids, reason, dry_run } => {
+            Ok(rows(operate::discard(tx, actor, ids, reason, now, *dry_run)?, "discarded", *dry_run))
+        }
         Request::InboxRetry { ids } => {
             let inbox = inbox.ok_or_else(|| {
                 StoreError::Refused("the inbox has no handlers in this configuration; add [[inbox.handler]]".into())
@@ -81,8 +85,9 @@ pub fn perform(
 }
 
 /// What became of each event, `state` being that of the changed ones.
-fn rows(changed: operate::Changed, state: &str) -> Value {
-    let done = changed.done.into_iter().map(|id| json!({"id": id, "state": state, "detail": ""}));
+fn rows(changed: operate::Changed, state: &str, dry_run: bool) -> Value {
+    let detail = if dry_run { "would be, nothing was changed" } else { "" };
+    let done = changed.done.into_iter().map(|id| json!({"id": id, "state": state, "detail": detail}));
     let left = changed.left.into_iter().map(|(id, why)| json!({"id": id, "state": "left", "detail": why}));
     Value::Array(done.chain(left).collect())
 }

@@ -56,10 +56,12 @@ pub enum Request {
     Resume,
     EventsRetry {
         ids: Vec<String>,
+        dry_run: bool,
     },
     EventsDiscard {
         ids: Vec<String>,
         reason: String,
+        dry_run: bool,
     },
     InboxRetry {
         ids: Vec<i64>,
@@ -148,7 +150,7 @@ mod tests {
             v: VERSION,
             expires_at: 7,
             sudo_user: None,
-            request: Request::EventsDiscard { ids: vec!["a\nb".into()], reason: "why".into() },
+            request: Request::EventsDiscard { ids: vec!["a\nb".into()], reason: "why".into(), dry_run: true },
         };
         let line = line(&envelope);
         assert_eq!(line.matches('\n').count(), 1);

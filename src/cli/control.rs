@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::context::{self, Context};
 use super::error::{CliError, Exit};
-use super::render::{self, visible};
+use super::render::{self, Listing, visible};
 use crate::admin::client::Answer;
 use crate::admin::operate;
 use crate::admin::protocol::Request;
@@ -44,6 +44,17 @@ fn on_file(context: &Context, request: &Request) -> Result<crate::admin::protoco
     let result = operate::perform(&tx, request, inbox.as_ref(), &context::actor(), context::now())?;
     tx.commit().step("commit a change of the database")?;
     Ok(operate::reply(result))
+}
+
+/// A change of several rows; what became of each is listed.
+pub fn bulk(context: &Context, request: &Request, json: bool) -> Result<Exit, CliError> {
+    let (exit, result) = change(context, request)?;
+    let mut listing = Listing::new(&["id", "state", "detail"]);
+    for row in result.as_array().into_iter().flatten() {
+        listing.row(listing.columns.iter().map(|column| row[*column].clone()).collect());
+    }
+    render::list(&listing, json)?;
+    Ok(exit)
 }
 
 /// `pause [--for D]`.

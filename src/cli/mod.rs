@@ -16,23 +16,33 @@ pub mod render;
 pub mod run;
 mod shell;
 pub mod status;
+mod verbs;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand, ValueHint};
-
-pub use error::{CliError, Exit};
+use clap::{Parser, ValueHint};
 
 use context::Context;
+pub use error::{CliError, Exit};
+use verbs::{AssetVerb, ConfigVerb, DbVerb, EventsVerb, InboxVerb, Measure, Verb};
 
-use crate::demo;
+use crate::admin::protocol::Request;
+use crate::store::migrate::MigrateOptions;
+use crate::{bench, demo};
 
 const EXAMPLES: &str = "\
 Examples:
-  outboxd explain 78
-  outboxd completions bash > /etc/bash_completion.d/outboxd
+  outboxd demo                                   see the whole flow, with proof
+  outboxd config default > config.toml           a file to start from
+  outboxd db init                                make the database, or our tables in yours
+  outboxd run                                    the daemon
+  outboxd status                                 what it does, and what waits
+  outboxd events list --status failed            dead letters, with the reason
+  outboxd events retry evt-01K6W3P8Y7
+  outboxd explain 10077                          what a code means, and what to do
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 partly, 69 unavailable, 70 internal, 78 configuration
 (`outboxd explain CODE` tells more).";
@@ -47,97 +57,6 @@ pub struct Cli {
 
     #[command(subcommand)]
     verb: Verb,
-}
-
-#[derive(Debug, Subcommand)]
-enum Verb {
-    /// Run the daemon: publish what is committed, apply what arrives
-    Run {
-        /// Longest orderly stop after SIGTERM or SIGINT
-        #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
-        grace: std::time::Duration,
-    },
-    /// Show state, NATS, backlog, ages, failed and held events, sizes; exit 0 in every state
-    Status {
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-        /// Again every two seconds, until it is interrupted
-        #[arg(long)]
-        watch: bool,
-    },
-    /// Stop publishing until `resume`, or for a while; outlives a restart
-    Pause {
-        /// For how long, such as 30m; without it until `resume`
-        #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
-        period: Option<std::time::Duration>,
-    },
-    /// Publish again
-    Resume,
-    /// Read the configuration again, as SIGHUP does, and say what came of it; exit 78 where it is rejected
-    Reload {
-        /// Wait for the result. It always is; scripts may say so
-        #[arg(long)]
-        wait: bool,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
-    /// Make and keep the database
-    #[command(subcommand)]
-    Db(DbVerb),
-    /// Play the whole flow on this machine, with a nats-server of its own, and prove it
-    Demo {
-        /// Fewer events and shorter outages
-        #[arg(long)]
-        fast: bool,
-        /// Leave the folder with databases, configurations and logs
-        #[arg(long)]
-        keep: bool,
-    },
-    /// Check, show and describe the configuration, without a daemon
-    #[command(subcommand)]
-    Config(ConfigVerb),
-    /// Say what an exit code or a JetStream code means, and what to do
-    Explain {
-        /// An exit code such as 78, a JetStream code such as 10077, or `all`
-        code: String,
-    },
-    /// Print the completion script of a shell
-    Completions { shell: clap_complete::Shell },
-    /// Write the manual pages into a folder
-    Man {
-        #[arg(value_hint = ValueHint::DirPath)]
-        dir: PathBuf,
-    },
-    /// Print versions of outboxd and of what it is built on
-    Version,
-}
-
-#[derive(Debug, Subcommand)]
-enum DbVerb {
-    /// Make the file where there is none, and our tables in it where there are none
-    Init {
-        /// With the table `assets` of the example domain
-        #[arg(long)]
-        example: bool,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-enum ConfigVerb {
-    /// Say everything that is wrong with the file, one problem a line; exit 0 or 78
-    Check,
-    /// Print the effective values with where each comes from; secrets are masked
-    Show {
-        /// An array of key, value, origin
-        #[arg(long)]
-        json: bool,
-    },
-    /// Print the JSON Schema of the file
-    Schema,
-    /// Print a file with every key, its default and its reason, to start from
-    Default,
 }
 
 /// The whole program: parses the arguments, does the verb, says what went wrong.
@@ -165,20 +84,31 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
 }
 
 fn dispatch(cli: Cli) -> Result<Exit, CliError> {
+    // a file that was just broken must not keep anybody from looking at the daemon that runs on without it
+    let find = |path| Context::find(path);
     match cli.verb {
         Verb::Run { grace } => run::run(cli.config, grace),
-        Verb::Status { json, watch } => status::status(&Context::find(cli.config)?, json, watch),
-        Verb::Pause { period } => control::pause(&Context::find(cli.config)?, period),
-        Verb::Resume => control::resume(&Context::find(cli.config)?),
-        Verb::Reload { wait: _, json } => control::reload(&Context::find(cli.config)?, json),
-        Verb::Db(DbVerb::Init { example }) => init(&Context::load(cli.config)?, example),
-        Verb::Demo { fast, keep } => Ok(Exit::from_code(demo::run(demo::DemoOptions { fast, keep }))),
+        Verb::Status { json, watch } => status::status(&find(cli.config)?, json.json, watch),
+        Verb::Db(verb) => db_verb(cli.config, verb),
+        Verb::Events(verb) => events_verb(&find(cli.config)?, verb),
+        Verb::Inbox(verb) => inbox_verb(&find(cli.config)?, verb),
+        Verb::Asset(verb) => asset_verb(&Context::load(cli.config)?, verb),
+        Verb::Pause { period } => control::pause(&find(cli.config)?, period),
+        Verb::Resume => control::resume(&find(cli.config)?),
+        Verb::Reload { wait: _, json } => control::reload(&find(cli.config)?, json.json),
+        Verb::Audit { limit, json } => events::audit(find(cli.config)?.database(), limit, json.json),
         Verb::Config(verb) => match verb {
             ConfigVerb::Check => config::check(cli.config),
-            ConfigVerb::Show { json } => config::show(cli.config, json),
+            ConfigVerb::Show { json } => config::show(cli.config, json.json),
             ConfigVerb::Schema => config::schema(),
             ConfigVerb::Default => config::default(),
         },
+        Verb::Demo { fast, keep } => Ok(Exit::from_code(demo::run(demo::DemoOptions { fast, keep }))),
+        Verb::Bench { measures, events, rounds, duration, json } => {
+            let measures = measures.into_iter().map(measure).collect();
+            let options = bench::BenchOptions { measures, events, rounds, duration, json: json.json };
+            Ok(Exit::from_code(bench::run(options)))
+        }
         Verb::Explain { code } => explain::explain(&code),
         Verb::Completions { shell } => shell::completions(shell),
         Verb::Man { dir } => shell::man(&dir),
@@ -186,15 +116,88 @@ fn dispatch(cli: Cli) -> Result<Exit, CliError> {
     }
 }
 
-/// `db init`: the only verb that creates a file.
-fn init(context: &Context, example: bool) -> Result<Exit, CliError> {
-    let made = crate::store::schema::init(context.database(), &context.config().source, example)?;
-    for note in &made.notes {
-        render::complain(note);
+fn measure(measure: Measure) -> bench::Measure {
+    match measure {
+        Measure::Drain => bench::Measure::Drain,
+        Measure::OneAggregate => bench::Measure::OneAggregate,
+        Measure::Latency => bench::Measure::Latency,
+        Measure::Idle => bench::Measure::Idle,
+        Measure::Inbox => bench::Measure::Inbox,
     }
-    let what = if made.tables { "tables made" } else { "tables are there already, nothing changed" };
-    render::text(&format!("{}: {what}, source {}\n", context.database().display(), made.source))?;
-    Ok(Exit::Ok)
+}
+
+fn db_verb(config: Option<PathBuf>, verb: DbVerb) -> Result<Exit, CliError> {
+    if matches!(verb, DbVerb::Schema) {
+        return db::schema();
+    }
+    let context = Context::load(config)?;
+    let path = context.database();
+    match verb {
+        DbVerb::Init { example } => db::init(path, &context.config().source, example),
+        DbVerb::Migrate { dry_run, failed, compat, json } => {
+            let options = MigrateOptions {
+                failed_hold: failed == Some(verbs::FailedRule::Hold),
+                debezium: compat == Some(verbs::Compat::Debezium),
+                source: context.config().source.clone(),
+                actor: context::actor(),
+            };
+            db::migrate(path, &options, dry_run, json.json)
+        }
+        DbVerb::Schema => db::schema(),
+        DbVerb::Check { json } => db::check(path, json.json),
+        DbVerb::Backup { file } => db::backup(path, &file),
+        DbVerb::Prune { json } => {
+            let kept = &context.config().retention;
+            let keep =
+                db::Keep { published: kept.published, processed: kept.processed, inbox: kept.inbox, audit: kept.audit };
+            db::prune(path, &keep, context::now(), &context::actor(), json.json)
+        }
+        DbVerb::Uninstall { yes, force, json } => db::uninstall(path, yes, force, json.json),
+    }
+}
+
+fn events_verb(context: &Context, verb: EventsVerb) -> Result<Exit, CliError> {
+    /// Between two looks of `tail`: short against a person, long against the database.
+    const REST: Duration = Duration::from_millis(250);
+    let path = context.database();
+    match verb {
+        EventsVerb::List { status, aggregate, event_type, older_than, limit, json } => {
+            let options = events::ListOptions { status, aggregate, event_type, older_than, limit };
+            events::list(path, &options, context::now(), json.json)
+        }
+        EventsVerb::Show { id, json } => events::show(path, &id, context::now(), json.json),
+        EventsVerb::Tail { json } => events::tail(path, json, || std::thread::sleep(REST)),
+        EventsVerb::Retry { ids, change } => {
+            let request = Request::EventsRetry { ids, dry_run: change.dry_run };
+            control::bulk(context, &request, change.json.json)
+        }
+        EventsVerb::Discard { ids, reason, change } => {
+            let request = Request::EventsDiscard { ids, reason, dry_run: change.dry_run };
+            control::bulk(context, &request, change.json.json)
+        }
+    }
+}
+
+fn inbox_verb(context: &Context, verb: InboxVerb) -> Result<Exit, CliError> {
+    match verb {
+        InboxVerb::List { state, limit, json } => inbox::list(context.database(), &state, limit, json.json),
+        InboxVerb::Show { id, json } => inbox::show(context.database(), id, json.json),
+        InboxVerb::Retry { ids, json } => control::bulk(context, &Request::InboxRetry { ids }, json.json),
+        InboxVerb::Discard { ids, reason, json } => {
+            control::bulk(context, &Request::InboxDiscard { ids, reason }, json.json)
+        }
+    }
+}
+
+fn asset_verb(context: &Context, verb: AssetVerb) -> Result<Exit, CliError> {
+    let (path, now) = (context.database(), context::now());
+    match verb {
+        AssetVerb::Get { id, json } => asset::get(path, &id, json.json),
+        AssetVerb::Create { id, name, material, json } => asset::create(path, &id, &name, &material, now, json.json),
+        AssetVerb::Update { id, expected_version, name, material, json } => {
+            asset::update(path, &id, expected_version, &name, &material, now, json.json)
+        }
+    }
 }
 
 #[cfg(test)]
