@@ -52,10 +52,16 @@ pub fn perform(
         }
         Request::Resume => Ok(json!({"was_paused": operate::resume(tx, actor)?})),
         Request::EventsRetry { ids, dry_run } => {
-            Ok(rows(operate::retry(tx, actor, ids, *dry_run)?, "pending", *dry_run))
+            let changed = if *dry_run { operate::would_retry(tx, ids)? } else { operate::retry(tx, actor, ids)? };
+            Ok(rows(changed, "pending", *dry_run))
         }
         Request::EventsDiscard { ids, reason, dry_run } => {
-            Ok(rows(operate::discard(tx, actor, ids, reason, now, *dry_run)?, "discarded", *dry_run))
+            let changed = if *dry_run {
+                operate::would_discard(tx, ids, now)?
+            } else {
+                operate::discard(tx, actor, ids, reason, now)?
+            };
+            Ok(rows(changed, "discarded", *dry_run))
         }
         Request::InboxRetry { ids } => {
             let inbox = inbox.ok_or_else(|| {
