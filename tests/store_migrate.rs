@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use outboxd::store::error::StoreError;
 use outboxd::store::migrate::{self, MigrateOptions, Migration};
 use outboxd::store::schema::{self, Layout};
+use proptest::prelude::*;
 use rusqlite::{Connection, params};
 
 const CLASSIC: &str = "
@@ -189,6 +190,29 @@ fn seq_follows_insertion_and_the_version_within_an_aggregate() {
     new.conn.execute_batch("DELETE FROM outbox_events").unwrap();
     new.conn.execute(INSERT, params!["z", "z", 1, "{}"]).unwrap();
     assert_eq!(number(&new.conn, "SELECT seq FROM outbox_events"), 7);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever the order of insertion: within an aggregate seq follows the version, and each aggregate keeps the places
+    /// in the sequence that its rows had.
+    #[test]
+    fn any_order_of_insertion_becomes_an_order_of_versions(rows in prop::collection::vec((0u8..4, any::<u32>()), 1..40)) {
+        let old = old("");
+        old.run("BEGIN");
+        for (i, (aggregate, key)) in rows.iter().enumerate() {
+            let version = rows.iter().enumerate().filter(|(j, (a, k))| a == aggregate && (k, j) <= (key, &i)).count();
+            old.insert(&format!("e{i}"), &aggregate.to_string(), version as i64);
+        }
+        old.run("COMMIT");
+        let (new, _) = old.migrate();
+        let aggregates = list(&new.conn, "SELECT aggregate_id FROM outbox_events ORDER BY seq");
+        prop_assert_eq!(aggregates, rows.iter().map(|(a, _)| a.to_string()).collect::<Vec<_>>());
+        prop_assert_eq!(number(&new.conn, "SELECT count(*) FROM outbox_events a JOIN outbox_events b
+            ON a.aggregate_id = b.aggregate_id AND a.aggregate_version < b.aggregate_version AND a.seq > b.seq"), 0);
+        prop_assert_eq!(number(&new.conn, "SELECT count(*) FROM outbox_events WHERE json_extract(payload_json, '$.event_id') <> event_id"), 0);
+    }
 }
 
 #[test]
@@ -521,6 +545,9 @@ fn kill_in_the_middle(mode: &str) {
     child.kill().unwrap();
     let status = child.wait().unwrap();
     assert!(!status.success(), "it was killed after {written} bytes, and yet ended with {status}");
+    // also for a reader, who has to roll the other's half transaction back first
+    let dry = migrate::examine(&path, &MigrateOptions::default()).unwrap();
+    assert_eq!(dry.plan.unwrap().rows, 100_000);
     let conn = Connection::open(&path).unwrap();
     assert_eq!(schema::inspect(&conn).unwrap(), Layout::Classic);
     assert_eq!(text(&conn, sum), before);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::error::{Result, Step, StoreError};
+use super::error::{Fault, Result, Step, StoreError};
 
 /// What a connection may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,15 +106,36 @@ pub(super) fn open_as_it_is(path: &Path, access: Access, settings: &Settings) ->
     if existed.is_some() {
         suitable(path)?;
     }
-    let conn = Connection::open_with_flags(uri(path, access), flags(access))
-        .step("open the database")
-        .map_err(|e| e.of_file(path))?;
-    configure(&conn, access, settings).map_err(|e| e.of_file(path))?;
+    if !path.parent().is_none_or(|p| p.as_os_str().is_empty() || p.is_dir()) {
+        return Err(StoreError::Unsuitable {
+            path: path.into(),
+            why: "its directory does not exist; make it first".into(),
+        });
+    }
+    let connect = |access| {
+        let conn = Connection::open_with_flags(uri(path, access), flags(access)).step("open the database")?;
+        configure(&conn, access, settings).map(|()| conn)
+    };
+    let conn = match connect(access) {
+        // a program died in the middle of a transaction; a connection that may write takes it back, as any other would
+        Err(StoreError::ReadOnly(fault)) if access == Access::Read && needs_recovery(&fault) => {
+            connect(Access::Write).and_then(|_| connect(access))
+        }
+        other => other,
+    }
+    .map_err(|e| e.of_file(path))?;
     suitable(path)?;
     if existed.is_some() && existed != Identity::of(path) {
         return Err(StoreError::Replaced { path: path.into() });
     }
     Ok(conn)
+}
+
+/// `SQLITE_READONLY_RECOVERY` or `SQLITE_READONLY_ROLLBACK`.
+fn needs_recovery(fault: &Fault) -> bool {
+    use rusqlite::ffi::{SQLITE_READONLY_RECOVERY, SQLITE_READONLY_ROLLBACK};
+    matches!(&*fault.cause, rusqlite::Error::SqliteFailure(e, _)
+        if [SQLITE_READONLY_RECOVERY, SQLITE_READONLY_ROLLBACK].contains(&e.extended_code))
 }
 
 /// The `file:` URI of a path, which alone keeps SQLite from creating a missing file wherever it is opened.
@@ -282,6 +303,15 @@ mod tests {
             assert!(matches!(try_open(&path, access), Err(StoreError::NoFile { .. })));
             assert!(!path.exists());
         }
+    }
+
+    #[test]
+    fn a_missing_directory_is_told_and_not_made() {
+        let dir = dir();
+        let path = dir.path().join("no/such/a.db");
+        let error = try_open(&path, Access::Create).unwrap_err();
+        assert!(matches!(&error, StoreError::Unsuitable { why, .. } if why.contains("directory")), "{error:?}");
+        assert!(matches!(try_open(&path, Access::Write), Err(StoreError::NoFile { .. })));
     }
 
     #[test]
