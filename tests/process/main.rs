@@ -4,6 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod chaos;
+mod consuming;
 mod kill;
 mod lifecycle;
 mod outage;
