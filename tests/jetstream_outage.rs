@@ -418,4 +418,5 @@ fn a_broker_that_is_dropped_reports_what_it_had() {
         assert!(matches!(outcome, Outcome::Unknown { .. } | Outcome::NotSent), "{ticket}: {outcome:?}");
     }
     assert_eq!(rig.send(200, message("a", "200", "{}")), Outcome::NotSent);
+    rig.await_down("stopped");
 }

@@ -6,6 +6,7 @@
 //!
 //! May import: domain, limits, ports, telemetry, tokio.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -80,7 +81,11 @@ impl Shared {
 
     fn set(&self, slot: &mut Slot, link: Link) {
         announce(slot, &link);
-        self.link.send_replace(link);
+        self.link.send_if_modified(|now| {
+            let changed = *now != link;
+            *now = link;
+            changed
+        });
     }
 }
 
@@ -287,7 +292,9 @@ impl Life {
         while !self.stop.is_cancelled() && !self.retire.is_cancelled() {
             let started = Instant::now();
             let secrets = Secrets::read(&self.settings.nats);
-            let wait = match self.once(&secrets) {
+            // whatever a session does, the link goes on
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.once(&secrets)));
+            let wait = match outcome.unwrap_or_else(|_| Err(fault("a defect in the session, see the log"))) {
                 Ok(End::Stopped) => break,
                 Ok(End::Asked) => Duration::ZERO,
                 Ok(End::Lost(_)) => {
@@ -305,6 +312,7 @@ impl Life {
             }
             self.wait(wait, secrets.ok().as_ref());
         }
+        self.owner(mpsc::unbounded_channel().0, 0).ended("stopped".into());
     }
 
     fn owner(&self, session: mpsc::UnboundedSender<Command>, generation: u64) -> Owner {
@@ -314,7 +322,6 @@ impl Life {
 
     /// One connection, from dialling to its end.
     fn once(&self, secrets: &Result<Secrets, DialError>) -> Result<End, DialError> {
-        let fault = |what: &str| DialError { refused: false, reason: what.to_owned() };
         let secrets = secrets.as_ref().map_err(DialError::clone)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -364,6 +371,10 @@ impl Life {
             }
         }
     }
+}
+
+fn fault(what: &str) -> DialError {
+    DialError { refused: false, reason: what.to_owned() }
 }
 
 /// The time from one attempt to connect to the next, after this many refusals in a row.

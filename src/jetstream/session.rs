@@ -392,7 +392,7 @@ impl Session {
             self.owner.findings(seen.findings);
             self.unusable(reason);
         } else if still_full.is_none() {
-            self.refused_at = None;
+            (self.refused_at, self.last_error) = (None, None);
             self.standing = Standing::Up;
             self.owner.up(seen);
         }
