@@ -104,7 +104,12 @@ fn plan_lines(path: &str, plan: &Plan) -> Vec<String> {
             lines.push(format!("{rows} {what}"));
         }
     }
-    lines.extend(plan.odd.iter().map(|(id, what)| format!("  row {}: {}", render::visible(id), render::visible(what))));
+    const SHOWN: usize = 10;
+    let shown = plan.odd.iter().take(SHOWN);
+    lines.extend(shown.map(|(id, what)| format!("  row {}: {}", render::visible(id), render::visible(what))));
+    if plan.odd.len() > SHOWN {
+        lines.push("  --json names up to a hundred of them".into());
+    }
     let around = &plan.dependents;
     lines.extend(
         around.indexes.iter().filter(|(n, _)| n != "idx_outbox_delivery").map(|(n, _)| format!("kept: index {n}")),
