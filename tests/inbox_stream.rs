@@ -263,6 +263,28 @@ async fn it_is_not_deaf_after_the_server_was_restarted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_freezes_between_commit_and_ack_costs_no_second_effect() {
+    let (mut feed, file) = (Feed::start().await, File::new());
+    let mut config = counting(&feed.server.url());
+    config.inbox.batch = 10;
+    feed.publish(&Event::many(20, 1, 20)).await;
+    let hub = Hub::start(&file.path, &config).await;
+    let end = Instant::now() + PATIENCE;
+    while file.effects() < 50 {
+        assert!(Instant::now() < end, "{} effects, {}", file.effects(), hub.reason());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    feed.server.freeze().unwrap();
+    // longer than ack_wait
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    feed.server.thaw().unwrap();
+    eventually("effects", 400, || file.effects()).await;
+    feed.await_rest().await;
+    assert_eq!(file.twice_and_disordered(), (0, 0));
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_starts_while_nothing_is_there_and_says_what_it_waits_for() {
     let (mut feed, file) = (Feed::start().await, File::new());
     feed.delete_stream().await;
@@ -345,6 +367,36 @@ async fn two_daemons_on_one_durable_and_one_file_have_each_effect_once() {
     assert_eq!(file.int("SELECT count(*) FROM processed_events"), 1_000);
     one.stop().await;
     two.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_that_live_by_interest_or_are_queues_lose_nothing_in_a_crash() {
+    use async_nats::jetstream::stream::RetentionPolicy;
+    for retention in [RetentionPolicy::Interest, RetentionPolicy::WorkQueue] {
+        let (feed, file) = (Feed::start().await, File::new());
+        feed.delete_stream().await;
+        feed.make_stream_with(retention).await;
+        let mut config = counting(&feed.server.url());
+        config.inbox.batch = 10;
+        config.inbox.ack_wait = Duration::from_secs(300);
+        let hub = Hub::start(&file.path, &config).await;
+        eventually("pulling", true, || hub.is_connected()).await;
+        let holder = file.conn();
+        holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+        feed.publish(&Event::many(20, 1, 5)).await;
+        let end = Instant::now() + PATIENCE;
+        while feed.consumer().await.is_none_or(|info| info.num_ack_pending == 0) {
+            assert!(Instant::now() < end, "nothing was delivered: {}", hub.reason());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        holder.execute_batch("COMMIT").unwrap();
+        hub.crash().await;
+        let hub = Hub::start(&file.path, &config).await;
+        eventually(&format!("effects on {retention:?}"), 100, || file.effects()).await;
+        feed.await_rest().await;
+        assert_eq!(file.twice_and_disordered(), (0, 0));
+        hub.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

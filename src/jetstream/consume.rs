@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::consume_session::{self, End, History};
-use crate::config::{Inbox, Nats};
+use crate::config::{Config, Inbox, Nats};
 use crate::limits;
 use crate::ports::{Inlet, Source, Tap};
 use crate::telemetry::board::Board;
@@ -31,11 +31,21 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// A session that lived so long was a good one.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
 
-/// What a tap is made from.
+/// What a tap is made from. Of `inbox` only what concerns the pulling counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub nats: Nats,
     pub inbox: Inbox,
+}
+
+impl Settings {
+    /// Without what is the consumer actor's alone, so that its change begins no new session.
+    fn of_pulling(self) -> Self {
+        let Inbox { enabled, stream, domain, durable, filter_subjects, deliver, batch, ack_wait, .. } = self.inbox;
+        let rest = Config::default().inbox;
+        let inbox = Inbox { enabled, stream, domain, durable, filter_subjects, deliver, batch, ack_wait, ..rest };
+        Self { nats: self.nats, inbox }
+    }
 }
 
 /// JetStream as a source of inbound messages.
@@ -46,12 +56,13 @@ pub struct JetStreamSource {
 
 impl JetStreamSource {
     pub fn new(settings: Settings, board: Board) -> Self {
-        Self { settings: watch::Sender::new(Arc::new(settings)), board }
+        Self { settings: watch::Sender::new(Arc::new(settings.of_pulling())), board }
     }
 
     /// Open taps begin a new session with these settings, at the position of the database. Equal settings change
     /// nothing.
     pub fn adopt(&self, settings: Settings) {
+        let settings = settings.of_pulling();
         self.settings.send_if_modified(|now| {
             let changed = **now != settings;
             if changed {
@@ -205,6 +216,18 @@ fn pause(end: &End, failures: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_that_is_the_consumers_alone_begins_no_new_session() {
+        let Config { nats, inbox, .. } = Config::default();
+        let source = JetStreamSource::new(Settings { nats: nats.clone(), inbox: inbox.clone() }, Board::default());
+        let mut seen = source.settings.subscribe();
+        source.adopt(Settings { nats: nats.clone(), inbox: Inbox { max_deliver: 3, ..inbox.clone() } });
+        assert!(!seen.has_changed().unwrap());
+        source.adopt(Settings { nats, inbox: Inbox { batch: 3, ..inbox } });
+        assert!(seen.has_changed().unwrap());
+        assert_eq!(seen.borrow_and_update().inbox.batch, 3);
+    }
 
     #[test]
     fn an_outage_is_probed_each_second_and_a_refusal_is_not_hammered() {

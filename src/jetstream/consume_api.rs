@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::consume_plan::{ConsumerFacts, StreamFacts, consumer_config};
+use super::consume_plan::{ConsumerFacts, Release, StreamFacts, consumer_config};
 use super::consume_raw::Got;
 use crate::config::Inbox;
 
@@ -121,16 +121,21 @@ impl Api {
     }
 
     /// Makes the consumer, from the sequence after `floor`.
-    pub(super) async fn create(&self, inbox: &Inbox, floor: u64) -> Result<ConsumerFacts, Fault> {
-        self.put("CONSUMER.CREATE", "create", consumer_config(inbox, floor)).await
+    pub(super) async fn create(&self, inbox: &Inbox, stream: &StreamFacts, floor: u64) -> Result<ConsumerFacts, Fault> {
+        self.put("CONSUMER.CREATE", "create", consumer_config(inbox, stream, floor)).await
     }
 
     /// Changes settings of the consumer. Its start is what it was made with: the server refuses another one.
-    pub(super) async fn update(&self, inbox: &Inbox, start: Option<u64>, policy: &str) -> Result<ConsumerFacts, Fault> {
-        let mut config = consumer_config(inbox, 0);
-        config["deliver_policy"] = json!(policy);
+    pub(super) async fn update(
+        &self,
+        inbox: &Inbox,
+        stream: &StreamFacts,
+        have: &ConsumerFacts,
+    ) -> Result<ConsumerFacts, Fault> {
+        let mut config = consumer_config(inbox, stream, 0);
+        config["deliver_policy"] = json!(have.config.deliver_policy);
         if let Some(fields) = config.as_object_mut() {
-            match start {
+            match have.config.opt_start_seq {
                 Some(seq) => drop(fields.insert("opt_start_seq".into(), json!(seq))),
                 None => drop(fields.remove("opt_start_seq")),
             }
@@ -142,6 +147,25 @@ impl Api {
         let subject = format!("{}.CONSUMER.CREATE.{}.{}", self.prefix, self.stream, self.durable);
         let body = json!({ "stream_name": self.stream, "config": config, "action": action }).to_string();
         self.ask(what, subject, body.into()).await
+    }
+
+    /// Gives unacked messages back to the consumer. The server looks at the stream sequence and passes over those that
+    /// are not unacked (nats-server, `processNak`); the answer to the last one says that all were taken.
+    pub(super) async fn release(&self, release: &Release) -> Result<(), Fault> {
+        const WHAT: &str = "giving messages back";
+        let lost = |detail: String| Fault::Lost { what: WHAT, detail };
+        let (stream, durable, delivery) = (&self.stream, &self.durable, release.delivery);
+        let reply = |seq: u64| format!("$JS.ACK.{stream}.{durable}.1.{seq}.{delivery}.0.0");
+        for seq in release.sequences.clone() {
+            let nak = Bytes::from_static(b"-NAK");
+            if seq < *release.sequences.end() {
+                self.client.publish(reply(seq), nak).await.map_err(|e| lost(e.to_string()))?;
+            } else {
+                let request = Request::new().payload(nak).timeout(Some(ANSWER));
+                self.client.send_request(reply(seq), request).await.map_err(|e| lost(e.to_string()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Deletes the consumer; one that is not there is fine.

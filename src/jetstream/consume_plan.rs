@@ -23,8 +23,27 @@ const DELIVER: &str = "outboxd.deliver";
 /// The part of `STREAM.INFO` that matters here.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct StreamFacts {
+    pub(super) config: StreamConfig,
     pub(super) created: String,
     pub(super) state: StreamState,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StreamConfig {
+    /// `limits`, `interest` or `workqueue`.
+    pub(super) retention: String,
+}
+
+impl StreamFacts {
+    fn is_queue(&self) -> bool {
+        self.config.retention == "workqueue"
+    }
+
+    /// Deleting the only consumer of such a stream deletes the messages that it has not acked.
+    fn lives_by_interest(&self) -> bool {
+        self.config.retention == "interest"
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -79,8 +98,29 @@ pub(super) enum Start {
     Recreate { floor: u64 },
     /// It stands where the database does; its next delivery has this number.
     Resume { floor: u64, next_delivery: u64 },
-    /// Another daemon pulls from it: join, and trust only what is acked.
-    Join { floor: u64, acked: u64 },
+    /// Another daemon pulls from it, or it must not be deleted: join, and trust only what is acked. `release` where
+    /// nobody else pulls: what is unacked was ours, and is given back to come first.
+    Join { floor: u64, acked: u64, release: Option<Release> },
+}
+
+/// Unacked messages of a consumer from whom nobody pulls: they lie among these sequences of the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Release {
+    pub(super) sequences: std::ops::RangeInclusive<u64>,
+    /// The consumer's last delivery.
+    pub(super) delivery: u64,
+}
+
+/// Most sequences that are gone through to give messages back; beyond it their `ack_wait` runs out first.
+const MOST_RELEASED: u64 = 200_000;
+
+impl Release {
+    /// What a consumer has unacked, unless it is too widely spread.
+    pub(super) fn of(consumer: &ConsumerFacts) -> Option<Self> {
+        let (acked, delivered) = (consumer.ack_floor.stream_seq, consumer.delivered.stream_seq);
+        let near = consumer.num_ack_pending > 0 && delivered.saturating_sub(acked) <= MOST_RELEASED;
+        near.then(|| Self { sequences: acked.saturating_add(1)..=delivered, delivery: consumer.delivered.consumer_seq })
+    }
 }
 
 impl Start {
@@ -111,8 +151,9 @@ pub(super) fn max_ack_pending(batch: usize) -> i64 {
     i64::try_from(batch.saturating_mul(8).max(8_192)).unwrap_or(i64::MAX)
 }
 
-/// The configuration of the consumer, as the API takes it.
-pub(super) fn consumer_config(inbox: &Inbox, floor: u64) -> serde_json::Value {
+/// The configuration of the consumer, as the API takes it. A work queue begins with what is left of it, and the server
+/// takes no other start there.
+pub(super) fn consumer_config(inbox: &Inbox, stream: &StreamFacts, floor: u64) -> serde_json::Value {
     let mut config = json!({
         "durable_name": inbox.durable,
         "name": inbox.durable,
@@ -126,6 +167,10 @@ pub(super) fn consumer_config(inbox: &Inbox, floor: u64) -> serde_json::Value {
         "max_ack_pending": max_ack_pending(inbox.batch),
         "metadata": { DELIVER: deliver(inbox.deliver) },
     });
+    if stream.is_queue() {
+        config["deliver_policy"] = json!("all");
+        config.as_object_mut().map(|fields| fields.remove("opt_start_seq"));
+    }
     match inbox.filter_subjects.as_slice() {
         [one] => config["filter_subject"] = json!(one),
         many => config["filter_subjects"] = json!(many),
@@ -151,6 +196,12 @@ pub(super) fn plan(
     position: Option<&Position>,
     consumer: Option<&ConsumerFacts>,
 ) -> Result<Plan, String> {
+    if stream.is_queue() && inbox.deliver == Deliver::New {
+        return Err(format!(
+            "stream {} is a work queue, where inbox.deliver = \"new\" would throw away what waits in it: take \"all\"",
+            inbox.stream
+        ));
+    }
     let update = consumer.map_or(Ok(Vec::new()), |consumer| changes(inbox, &consumer.config))?;
     let known = position.filter(|p| p.stream == inbox.stream);
     let (floor, note) = match (known, consumer) {
@@ -188,7 +239,10 @@ pub(super) fn plan(
         Some(c) if c.num_ack_pending == 0 && c.delivered.stream_seq == floor => {
             Start::Resume { floor, next_delivery: c.delivered.consumer_seq + 1 }
         }
-        Some(c) if c.num_waiting > 0 => Start::Join { floor, acked: c.ack_floor.stream_seq },
+        Some(c) if c.num_waiting > 0 => Start::Join { floor, acked: c.ack_floor.stream_seq, release: None },
+        Some(c) if stream.lives_by_interest() => {
+            Start::Join { floor, acked: c.ack_floor.stream_seq, release: Release::of(c) }
+        }
         Some(_) => Start::Recreate { floor },
     };
     Ok(Plan { establish, start, update, note })
@@ -257,7 +311,8 @@ mod tests {
     }
 
     fn stream(last_seq: u64) -> StreamFacts {
-        StreamFacts { created: "t1".into(), state: StreamState { first_seq: 5, last_seq } }
+        let config = StreamConfig { retention: "limits".into() };
+        StreamFacts { config, created: "t1".into(), state: StreamState { first_seq: 5, last_seq } }
     }
 
     fn at(settled_seq: u64) -> Position {
@@ -265,7 +320,7 @@ mod tests {
     }
 
     fn consumer(delivered: u64, acked: u64, pending: u64, waiting: u64) -> ConsumerFacts {
-        let config = serde_json::from_value(consumer_config(&inbox(), 0)).unwrap();
+        let config = serde_json::from_value(consumer_config(&inbox(), &stream(0), 0)).unwrap();
         ConsumerFacts {
             config,
             delivered: Sequences { consumer_seq: delivered + 1, stream_seq: delivered },
@@ -300,7 +355,11 @@ mod tests {
         assert_eq!(start(consumer(40, 40, 0, 0)), Start::Recreate { floor: 42 }, "its acks were lost");
         assert_eq!(start(consumer(60, 42, 18, 0)), Start::Recreate { floor: 42 }, "in flight when we died");
         assert_eq!(start(consumer(60, 60, 0, 0)), Start::Recreate { floor: 42 }, "the database was restored");
-        assert_eq!(start(consumer(60, 50, 10, 1)), Start::Join { floor: 42, acked: 50 }, "another daemon pulls");
+        assert_eq!(
+            start(consumer(60, 50, 10, 1)),
+            Start::Join { floor: 42, acked: 50, release: None },
+            "another daemon pulls"
+        );
     }
 
     #[test]
@@ -324,6 +383,22 @@ mod tests {
         assert_eq!((p.start, p.establish), (Start::Resume { floor: 60, next_delivery: 62 }, Some(at(60))));
         let moved = Position { stream: "OTHER".into(), ..at(7) };
         assert_eq!(plan(&inbox(), &stream(100), Some(&moved), None).unwrap().start, Start::Create { floor: 4 });
+    }
+
+    #[test]
+    fn a_consumer_whose_end_would_delete_messages_is_joined_and_a_queue_begins_with_what_is_left() {
+        let mut interest = stream(100);
+        interest.config.retention = "interest".into();
+        let p = plan(&inbox(), &interest, Some(&at(42)), Some(&consumer(60, 50, 10, 0))).unwrap();
+        let release = Some(Release { sequences: 51..=60, delivery: 61 });
+        assert_eq!(p.start, Start::Join { floor: 42, acked: 50, release });
+
+        let mut queue = stream(100);
+        queue.config.retention = "workqueue".into();
+        let config = consumer_config(&inbox(), &queue, 42);
+        assert_eq!((&config["deliver_policy"], config.get("opt_start_seq")), (&json!("all"), None));
+        let new = Inbox { deliver: Deliver::New, ..inbox() };
+        assert!(plan(&new, &queue, None, None).unwrap_err().contains("work queue"));
     }
 
     #[test]

@@ -39,8 +39,9 @@ const SEND: Duration = Duration::from_secs(10);
 const MISSES: u32 = 2;
 /// Bytes that are collected before a batch is handed over, and asked for in one pull request.
 const BYTES: usize = 8 << 20;
-/// Between two looks at the clock.
+/// Longest time between two looks at the clock.
 const TICK: Duration = Duration::from_secs(1);
+const SHORTEST_TICK: Duration = Duration::from_millis(50);
 /// Pause after the server ended a pull request for a reason of its own.
 const BREATH: Duration = Duration::from_millis(200);
 
@@ -143,7 +144,7 @@ impl<'a> Pulling<'a> {
     }
 
     async fn pull_on(&mut self, history: &mut History) -> Step {
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval(self.beat());
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.hand_over();
@@ -170,6 +171,11 @@ impl<'a> Pulling<'a> {
                 }
             }
         }
+    }
+
+    /// Between two looks at the clock: a short `ack_wait` needs them often.
+    fn beat(&self) -> Duration {
+        TICK.min(self.settings.inbox.ack_wait / 6).max(SHORTEST_TICK)
     }
 
     /// What arrived already, without waiting, up to a batch.
@@ -417,6 +423,7 @@ impl<'a> Pulling<'a> {
 
     /// Pulls no more: waits for the inbox, tells the broker, and gives back what was not handed over.
     async fn finish(&mut self, history: &mut History) -> Step {
+        let beat = self.beat();
         while !self.flights.is_empty() {
             tokio::select! {
                 answer = self.answered.recv() => {
@@ -425,7 +432,7 @@ impl<'a> Pulling<'a> {
                     }
                 }
                 event = self.opening.events.recv() => self.event(event, history)?,
-                () = tokio::time::sleep(TICK) => self.keep_alive(Instant::now()).await?,
+                () = tokio::time::sleep(beat) => self.keep_alive(Instant::now()).await?,
             }
         }
         let (client, replies) = (&self.client, std::mem::take(&mut self.replies));

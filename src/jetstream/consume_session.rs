@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::connect;
 use super::consume::{Context, Settings};
 use super::consume_api::{Api, Fault};
-use super::consume_plan::{self, ConsumerFacts, Start, StreamFacts};
+use super::consume_plan::{self, ConsumerFacts, Release, Start, StreamFacts};
 use super::consume_pull::Pulling;
 use super::consume_reply::Continuity;
 use crate::domain::apply::Position;
@@ -59,7 +59,7 @@ pub(super) struct History {
 
 /// Runs one session to its end.
 pub(super) async fn run(context: &Context, settings: &Arc<Settings>, history: &mut History) -> End {
-    let (sender, events) = mpsc::unbounded_channel();
+    let (sender, mut events) = mpsc::unbounded_channel();
     let name = format!("outboxd inbox {}", settings.inbox.durable);
     let client = match connect::dial(&settings.nats, &name, sender).await {
         Ok(client) => client,
@@ -69,7 +69,7 @@ pub(super) async fn run(context: &Context, settings: &Arc<Settings>, history: &m
     let session = Session { context, settings, api };
     let ready = match session.prepare(history).await {
         Ok(ready) => ready,
-        Err(end) => return end,
+        Err(end) => return with_complaint(end, &mut events),
     };
     history.sessions += 1;
     let opening = Opening { ready, number: history.sessions, events };
@@ -104,6 +104,21 @@ struct Session<'a> {
     context: &'a Context,
     settings: &'a Arc<Settings>,
     api: Api,
+}
+
+/// A request that is not allowed is not answered either: the server says so beside it.
+fn with_complaint(end: End, events: &mut mpsc::UnboundedReceiver<Event>) -> End {
+    match end {
+        End::Down { refused, mut reason } => {
+            while let Ok(event) = events.try_recv() {
+                if let Event::ServerError(error) = event {
+                    reason = format!("{reason} (the server says: {error})");
+                }
+            }
+            End::Down { refused, reason }
+        }
+        other => other,
+    }
 }
 
 fn down(fault: &Fault) -> End {
@@ -142,20 +157,30 @@ impl Session<'_> {
         let floor = plan.start.floor();
         let continuity = match plan.start {
             Start::Create { floor } => {
-                self.create(floor).await?;
+                self.create(&stream, floor).await?;
                 Continuity::new(1, floor)
             }
-            Start::Recreate { floor } => {
-                self.api.delete().await.map_err(|f| down(&f))?;
-                self.create(floor).await?;
-                Continuity::new(1, floor)
-            }
+            Start::Recreate { floor } => match self.api.delete().await {
+                Ok(()) => {
+                    self.create(&stream, floor).await?;
+                    Continuity::new(1, floor)
+                }
+                // not for this user: what is in flight comes again when the server thinks so
+                Err(fault @ (Fault::Refused { .. } | Fault::Silent { .. })) => {
+                    tracing::warn!(%fault, "inbox: the consumer cannot be made anew, going on with it as it is");
+                    self.update(&stream, &plan.update, consumer.as_ref()).await?;
+                    self.release(consumer.as_ref().and_then(Release::of)).await?;
+                    Continuity::shared(floor)
+                }
+                Err(fault) => return Err(down(&fault)),
+            },
             Start::Resume { floor, next_delivery } => {
-                self.update(&plan.update, consumer.as_ref()).await?;
+                self.update(&stream, &plan.update, consumer.as_ref()).await?;
                 Continuity::new(next_delivery, floor)
             }
-            Start::Join { floor, acked } => {
-                self.update(&plan.update, consumer.as_ref()).await?;
+            Start::Join { floor, acked, release } => {
+                self.update(&stream, &plan.update, consumer.as_ref()).await?;
+                self.release(release).await?;
                 Continuity::shared(floor.max(acked))
             }
         };
@@ -174,16 +199,23 @@ impl Session<'_> {
             .map_err(|reason| End::Down { refused: true, reason })
     }
 
-    async fn create(&self, floor: u64) -> Result<(), End> {
-        self.api.create(&self.settings.inbox, floor).await.map(drop).map_err(|f| down(&f))
+    async fn create(&self, stream: &StreamFacts, floor: u64) -> Result<(), End> {
+        self.api.create(&self.settings.inbox, stream, floor).await.map(drop).map_err(|f| down(&f))
     }
 
-    async fn update(&self, fields: &[&str], have: Option<&ConsumerFacts>) -> Result<(), End> {
+    async fn update(&self, stream: &StreamFacts, fields: &[&str], have: Option<&ConsumerFacts>) -> Result<(), End> {
         let Some(have) = have.filter(|_| !fields.is_empty()) else { return Ok(()) };
-        let (start, policy) = (have.config.opt_start_seq, have.config.deliver_policy.as_str());
-        self.api.update(&self.settings.inbox, start, policy).await.map_err(|f| down(&f))?;
+        self.api.update(&self.settings.inbox, stream, have).await.map_err(|f| down(&f))?;
         tracing::info!(fields = fields.join(", "), "inbox: changed the consumer's settings");
         Ok(())
+    }
+
+    /// Gives back what the session before had in flight, so that it comes first and in order.
+    async fn release(&self, release: Option<Release>) -> Result<(), End> {
+        match release {
+            Some(release) => self.api.release(&release).await.map_err(|f| down(&f)),
+            None => Ok(()),
+        }
     }
 
     /// After a broken connection: one message after the other from the stream itself, until what follows the settled

@@ -227,7 +227,16 @@ impl Feed {
     }
 
     pub async fn make_stream(&self) {
-        let config = stream::Config { name: "EVENTS".into(), subjects: vec!["events.>".into()], ..Default::default() };
+        self.make_stream_with(stream::RetentionPolicy::Limits).await;
+    }
+
+    pub async fn make_stream_with(&self, retention: stream::RetentionPolicy) {
+        let config = stream::Config {
+            retention,
+            name: "EVENTS".into(),
+            subjects: vec!["events.>".into()],
+            ..Default::default()
+        };
         self.js().await.create_stream(config).await.unwrap();
     }
 
