@@ -249,6 +249,7 @@ async fn a_consumer_that_is_deleted_is_made_again_where_the_database_is() {
 async fn it_is_not_deaf_after_the_server_was_restarted() {
     let (mut feed, file) = (Feed::start().await, File::new());
     let hub = Hub::start(&file.path, &counting(&feed.server.url())).await;
+    eventually("pulling", true, || hub.is_connected()).await;
     for round in 1..=6 {
         if round % 2 == 0 { feed.server.kill() } else { feed.server.stop() }.unwrap();
         eventually("the loss is told", false, || hub.is_connected()).await;

@@ -78,6 +78,7 @@ impl Source for JetStreamSource {
         let stop = CancellationToken::new();
         let kill = CancellationToken::new();
         let (done, closed) = watch::channel(false);
+        self.board.write(|facts| facts.inbox_reason = "not connected yet".into());
         let context = Context {
             inlet,
             settings: Mutex::new(self.settings.subscribe()),
