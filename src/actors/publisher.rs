@@ -232,7 +232,7 @@ impl Actor for Publisher {
             PublisherMsg::Settled(request, result) => state.on_settled(request, result),
             PublisherMsg::Renewed(result) => state.on_renewed(result),
             PublisherMsg::Touched(keys) => state.on_touched(&keys),
-            PublisherMsg::Adopt(rules) => state.args.rules = rules,
+            PublisherMsg::Adopt(rules) => state.on_adopt(rules),
             PublisherMsg::Pause(paused) => state.on_pause(paused),
             PublisherMsg::Quiesce(reply) => state.draining = Some(reply),
             PublisherMsg::Released => state.on_released(),
@@ -365,6 +365,12 @@ impl PublisherState {
                 self.lanes.touch(key);
             }
         }
+        self.more = true;
+    }
+
+    fn on_adopt(&mut self, rules: Arc<RelayRules>) {
+        self.lanes.set_hold(rules.hold);
+        self.args.rules = rules;
         self.more = true;
     }
 

@@ -101,8 +101,8 @@ pub struct RelayState {
 
 /// How often a stand-by looks at the lock.
 const LOCK_POLL: Duration = Duration::from_millis(100);
-/// Bound for the progress of a publisher with work: an ack or its time-out comes within it.
-const PROGRESS_BOUND: Duration = Duration::from_secs(30);
+/// Bound for the progress of a publisher with something in flight, beyond `ack_wait`: an ack or its time-out comes.
+const PROGRESS_BOUND: Duration = Duration::from_secs(20);
 
 impl Actor for Relay {
     type Msg = RelayMsg;
@@ -275,7 +275,10 @@ impl RelayState {
             pulse: self.pulse.clone(),
             board: self.args.board.clone(),
             metrics: self.args.metrics.clone(),
-            heart: self.args.loops.register(&format!("publisher-{index}"), PROGRESS_BOUND),
+            heart: self
+                .args
+                .loops
+                .register(&format!("publisher-{index}"), PROGRESS_BOUND + self.args.rules.ack_wait * 2),
             relay: myself.clone(),
         };
         let (actor, _) = Publisher::spawn_linked(None, Publisher, args, myself.get_cell()).await?;

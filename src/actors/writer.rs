@@ -42,12 +42,13 @@ pub enum Kind {
 
 impl Kind {
     /// Whether its commit must be on disk before it is answered. Losing a settlement in a power cut only repeats a
-    /// publish, which the stream or the look before the send makes harmless.
-    fn must_be_synchronous(self) -> bool {
+    /// publish, which the stream or the look before the send makes harmless. The commit of a lease is the barrier
+    /// against ghost events (`relay.barrier`): everything that was read before it is on disk once it is.
+    fn must_be_synchronous(self, barrier: bool) -> bool {
         match self {
             Kind::Settle => false,
-            Kind::Lease
-            | Kind::Release
+            Kind::Lease => barrier,
+            Kind::Release
             | Kind::Rescue
             | Kind::Apply
             | Kind::Asset
@@ -57,6 +58,15 @@ impl Kind {
             | Kind::TakeOver => true,
         }
     }
+}
+
+/// Which commits must be on disk before they are answered; all others are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Durability {
+    /// Level of settlements, and of leases without a barrier (`database.synchronous`).
+    pub settle: Synchronous,
+    /// `relay.barrier`.
+    pub barrier: bool,
 }
 
 trait Job: Send {
@@ -110,8 +120,8 @@ pub enum WriterMsg {
     Write(Entry),
     /// Everything queued ahead of this joins one transaction.
     Commit,
-    /// Settlements are synchronous from now on, or not.
-    Adopt { settle: Synchronous },
+    /// Another durability from now on.
+    Adopt(Durability),
 }
 
 /// A job on its way to the writer.
@@ -125,7 +135,7 @@ impl std::fmt::Debug for WriterMsg {
         match self {
             WriterMsg::Write(entry) => write!(f, "Write({:?})", entry.kind),
             WriterMsg::Commit => f.write_str("Commit"),
-            WriterMsg::Adopt { settle } => write!(f, "Adopt({settle:?})"),
+            WriterMsg::Adopt(durability) => write!(f, "Adopt({durability:?})"),
         }
     }
 }
@@ -165,10 +175,10 @@ impl Writer {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Changes the durability of settlements (`database.synchronous`).
-    pub fn adopt(&self, settle: Synchronous) {
-        // where nobody sits, the next writer starts with the new value
-        let _ = self.cast(WriterMsg::Adopt { settle });
+    /// Changes the durability of the commits that follow. Where nobody sits it is lost: a writer that crashed starts
+    /// again with the durability of the start, which the next reload corrects.
+    pub fn adopt(&self, durability: Durability) {
+        let _ = self.cast(WriterMsg::Adopt(durability));
     }
 }
 
@@ -182,8 +192,7 @@ pub struct WriterArgs {
     pub store: Store,
     pub board: Board,
     pub clock: Arc<dyn Clock>,
-    /// `database.synchronous`.
-    pub settle: Synchronous,
+    pub durability: Durability,
 }
 
 /// The actor; see the module.
@@ -240,7 +249,7 @@ impl Actor for WriterActor {
                 }
             }
             WriterMsg::Commit => state.commit_all().await,
-            WriterMsg::Adopt { settle } => state.args.settle = settle,
+            WriterMsg::Adopt(durability) => state.args.durability = durability,
         }
         Ok(())
     }
@@ -274,8 +283,8 @@ impl WriterState {
     }
 
     async fn commit(&mut self, batch: Vec<Entry>) -> Vec<Entry> {
-        let synchronous = batch.iter().any(|entry| entry.kind.must_be_synchronous());
-        let level = if synchronous { Synchronous::Full } else { self.args.settle };
+        let synchronous = batch.iter().any(|entry| entry.kind.must_be_synchronous(self.args.durability.barrier));
+        let level = if synchronous { Synchronous::Full } else { self.args.durability.settle };
         let (known_level, known_version) = (self.level, self.data_version);
         let in_place = self.args.store.assert_in_place();
         // the batch outlives a worker that could not be had
@@ -393,9 +402,22 @@ fn transaction(
     done.foreign = known_version.is_some_and(|known| version != Some(known));
     let (mut ran, mut rest) = (Vec::with_capacity(batch.len()), batch.into_iter());
     let mut fate = Ok(());
-    for mut entry in rest.by_ref() {
+    while let Some(mut entry) = rest.next() {
         if entry.job.is_abandoned() {
             continue;
+        }
+        // a savepoint copies every page that it changes: a job that is alone does without, and takes the whole
+        // transaction with it where it fails
+        if ran.is_empty() && rest.len() == 0 {
+            let keep = entry.job.run(&begun);
+            ran.push(entry);
+            if !keep {
+                drop(begun);
+                done.hold = started.elapsed();
+                finish(ran, &Ok(()));
+                return done;
+            }
+            break;
         }
         fate = in_savepoint(&begun, &mut *entry.job);
         ran.push(entry);

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::Daemon;
-use super::start::{broker_settings, check_handlers, http_rules, inlet_settings, keep, rules, synchronous};
+use super::start::{broker_settings, check_handlers, durability, http_rules, inlet_settings, keep, rules};
 use crate::actors::consumer::ConsumerMsg;
 use crate::actors::janitor::JanitorMsg;
 use crate::actors::relay::RelayMsg;
@@ -99,7 +99,7 @@ impl Daemon {
         }
         self.generation += 1;
         let config = &wanted.config;
-        self.writer.adopt(synchronous(config.database.synchronous));
+        self.writer.adopt(durability(config));
         self.relay.cast(RelayMsg::Adopt(Arc::new(rules(config, &self.source))));
         self.consumer.cast(ConsumerMsg::Adopt(Arc::new(Inbox::new(config.inbox.rules(&self.source)))));
         self.inlet.adopt(inlet_settings(config));

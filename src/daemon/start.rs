@@ -11,7 +11,7 @@ use crate::actors::consumer::ConsumerArgs;
 use crate::actors::janitor::{JanitorArgs, Keep};
 use crate::actors::relay::{RelayArgs, RelayMsg};
 use crate::actors::root::{RootArgs, Slot, Tree};
-use crate::actors::writer::{Writer, WriterArgs};
+use crate::actors::writer::{Durability, Writer, WriterArgs};
 use crate::admin::rates::Rates;
 use crate::admin::{self, Services, http};
 use crate::config::{Apply, Checkpoint, Config, Format, Loaded, OnFailed, Ordering, Synchronous};
@@ -70,7 +70,7 @@ impl Daemon {
                 store: store.clone(),
                 board: board.clone(),
                 clock: clock.clone(),
-                settle: synchronous(config.database.synchronous),
+                durability: durability(config),
             },
             writer_seat: writer.clone(),
             relay: config.relay.enabled.then(|| RelayArgs {
@@ -213,11 +213,12 @@ async fn source(config: &Config, store: &Store) -> Result<String, Failure> {
     })
 }
 
-pub(super) fn synchronous(level: Synchronous) -> connection::Synchronous {
-    match level {
+pub(super) fn durability(config: &Config) -> Durability {
+    let settle = match config.database.synchronous {
         Synchronous::Full => connection::Synchronous::Full,
         Synchronous::Normal => connection::Synchronous::Normal,
-    }
+    };
+    Durability { settle, barrier: config.relay.barrier }
 }
 
 /// The inbox with its handlers, checked against the real schema; `None` where it is off.

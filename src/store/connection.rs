@@ -172,7 +172,7 @@ pub(crate) fn configure(conn: &Connection, access: Access, settings: &Settings) 
     conn.set_prepared_statement_cache_capacity(128);
     let pages = settings.autocheckpoint.unwrap_or(0);
     conn.execute_batch(&format!(
-        "PRAGMA mmap_size = 0; PRAGMA foreign_keys = ON; PRAGMA wal_autocheckpoint = {pages}; PRAGMA query_only = {};",
+        "PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = ON; PRAGMA wal_autocheckpoint = {pages}; PRAGMA query_only = {};",
         if access == Access::Read { "ON" } else { "OFF" }
     ))
     .step(STEP)?;

@@ -207,17 +207,58 @@ pub fn settle(tx: &Transaction<'_>, request: &SettleRequest) -> Result<Fenced<us
             checked = settlement.token;
         }
     }
-    let mut changed = 0;
     let now = time::text(request.now);
-    for settlement in &request.settlements {
+    let mut changed = publish_rows(tx, request, &now)?;
+    for settlement in request.settlements.iter().filter(|one| !is_plain(&one.verdict)) {
         changed += write_verdict(tx, request, settlement, &now)?;
     }
+    forget_suspects(tx, request)?;
     remember_unknown(tx, &request.unknown)?;
     let mut finish = tx.prepare_cached("DELETE FROM outboxd_leases WHERE token = ?1 AND epoch = ?2").step(step)?;
     for token in &request.finished {
         finish.execute(params![token, request.epoch]).step(step)?;
     }
     Ok(Fenced::Applied(changed))
+}
+
+/// A verdict that [`publish_rows`] writes together with its neighbours.
+fn is_plain(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Published { note: None, .. })
+}
+
+/// All plain publishes in one statement. A statement that can fire a trigger keeps a journal of the pages it changes, so
+/// one UPDATE a row would copy the same pages again and again.
+fn publish_rows(tx: &Transaction<'_>, request: &SettleRequest, now: &str) -> Result<usize> {
+    use std::fmt::Write as _;
+    let mut rows = String::from("{");
+    for one in &request.settlements {
+        if let Verdict::Published { stream_seq, note: None } = one.verdict {
+            let comma = if rows.len() > 1 { "," } else { "" };
+            // writing to a string cannot fail
+            let _ = write!(rows, "{comma}\"{}\":{stream_seq}", one.seq);
+        }
+    }
+    if rows.len() == 1 {
+        return Ok(0);
+    }
+    rows.push('}');
+    tx.prepare_cached(
+        "UPDATE outbox_events SET status = 'published', attempt_count = attempt_count + 1, published_at = ?2,
+             last_error = NULL, stream = ?3, stream_seq = row.value, failing_since = NULL
+         FROM json_each(?1) AS row
+         WHERE outbox_events.seq = CAST(row.key AS INTEGER) AND outbox_events.status = 'pending'",
+    )
+    .and_then(|mut s| s.execute(params![rows, now, request.stream]))
+    .step("settle a batch")
+}
+
+fn forget_suspects(tx: &Transaction<'_>, request: &SettleRequest) -> Result<()> {
+    for one in request.settlements.iter().filter(|one| one.suspect) {
+        tx.prepare_cached("DELETE FROM outboxd_suspects WHERE seq = ?1")
+            .and_then(|mut s| s.execute([one.seq]))
+            .step("settle a row")?;
+    }
+    Ok(())
 }
 
 fn write_verdict(tx: &Transaction<'_>, request: &SettleRequest, one: &Settlement, now: &str) -> Result<usize> {
@@ -260,11 +301,6 @@ fn write_verdict(tx: &Transaction<'_>, request: &SettleRequest, one: &Settlement
             .step(step)?,
         Verdict::Release => 0,
     };
-    if one.suspect {
-        tx.prepare_cached("DELETE FROM outboxd_suspects WHERE seq = ?1")
-            .and_then(|mut s| s.execute([one.seq]))
-            .step(step)?;
-    }
     Ok(changed)
 }
 

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use outboxd::actors::janitor::{JanitorArgs, Keep};
 use outboxd::actors::relay::{RelayArgs, RelayMsg};
 use outboxd::actors::root::{RootArgs, Slot, Tree};
-use outboxd::actors::writer::{Writer, WriterArgs};
+use outboxd::actors::writer::{Durability, Writer, WriterArgs};
 use outboxd::domain::backoff::{Backoff, Jitter};
 use outboxd::domain::event::Millis;
 use outboxd::domain::rules::RelayRules;
@@ -220,7 +220,7 @@ impl Rig {
                 store: store.clone(),
                 board: board.clone(),
                 clock: clock.clone(),
-                settle: Synchronous::Full,
+                durability: Durability { settle: Synchronous::Full, barrier: true },
             },
             writer_seat: writer.clone(),
             relay: Some(RelayArgs {

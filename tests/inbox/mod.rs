@@ -13,7 +13,7 @@ use rusqlite::Connection;
 use tokio::task::JoinHandle;
 
 use outboxd::actors::consumer::{Consumer, ConsumerArgs, ConsumerMsg};
-use outboxd::actors::writer::{Writer, WriterActor, WriterArgs, WriterMsg};
+use outboxd::actors::writer::{Durability, Writer, WriterActor, WriterArgs, WriterMsg};
 use outboxd::config::{self, Config};
 use outboxd::jetstream::consume::{JetStreamSource, Settings};
 use outboxd::ports::{Clock, Source};
@@ -153,8 +153,12 @@ impl Hub {
     ) -> Self {
         let store = Store::open(&StoreOptions::new(file)).await.unwrap();
         let (board, metrics, clock) = (Board::default(), Metrics::new(), Arc::new(WallClock));
-        let args =
-            WriterArgs { store: store.clone(), board: board.clone(), clock: clock.clone(), settle: Synchronous::Full };
+        let args = WriterArgs {
+            store: store.clone(),
+            board: board.clone(),
+            clock: clock.clone(),
+            durability: Durability { settle: Synchronous::Full, barrier: true },
+        };
         let (writer, writer_task) = Actor::spawn(None, WriterActor, args).await.unwrap();
         let seat = Writer::default();
         seat.seat(writer.clone());

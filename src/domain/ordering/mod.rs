@@ -234,6 +234,14 @@ impl Lanes {
         if self.ordered { event.key.clone() } else { AggregateKey::new(&event.key.kind, &event.seq.to_string()) }
     }
 
+    /// From now on a failed event holds its successors, or not. Everything is read again under the new rule.
+    pub fn set_hold(&mut self, hold: bool) {
+        if self.hold != hold {
+            self.hold = hold;
+            self.cursor = 0;
+        }
+    }
+
     /// Everything pending at or below it has been read.
     pub fn cursor(&self) -> Seq {
         self.cursor

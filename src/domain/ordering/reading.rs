@@ -223,11 +223,6 @@ impl Lanes {
         self.tidy(key);
     }
 
-    /// Read everything again from the first pending row.
-    pub fn rewind(&mut self) {
-        self.cursor = 0;
-    }
-
     /// Aggregates whose pending rows should be read again now. Each must come back by [`Lanes::reread`].
     pub fn take_stale(&mut self, limit: usize) -> Vec<AggregateKey> {
         let mut keys = Vec::new();
