@@ -6,10 +6,13 @@ mod support;
 
 mod chaos;
 mod consuming;
+mod demo;
 mod kill;
 mod lifecycle;
+mod operator;
 mod outage;
 mod poison;
 mod quiet;
+mod readme;
 mod reload;
 mod sharing;
