@@ -94,3 +94,146 @@ fn no_configuration_is_78_and_says_where_it_was_looked_for() {
     assert_eq!(code, Some(78));
     assert!(err.contains("--config") && err.contains("OUTBOXD_CONFIG"), "{err}");
 }
+
+// ---- verbs on a database that no daemon serves
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    /// A folder with a configuration and, with `tables`, a database.
+    fn new(tables: bool) -> Self {
+        let place = Self { folder: tempfile::tempdir().unwrap() };
+        place.configure("");
+        if tables {
+            let (code, _, err) = place.run(&["db", "init"]);
+            assert_eq!(code, Some(0), "{err}");
+        }
+        place
+    }
+
+    fn configure(&self, more: &str) {
+        let text = format!("source = \"plant\"\n[database]\npath = \"app.db\"\n[http]\nlisten = \"\"\n{more}");
+        std::fs::write(self.folder.path().join("config.toml"), text).unwrap();
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let config = self.folder.path().join("config.toml");
+        run(&[&["--config", config.to_str().unwrap()], arguments].concat())
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let (code, out, err) = self.run(&["status", "--json"]);
+        assert_eq!(code, Some(0), "{err}");
+        serde_json::from_str(&out).unwrap()
+    }
+}
+
+#[test]
+fn status_of_a_stopped_daemon_comes_from_the_file() {
+    let place = Place::new(true);
+    let status = place.status();
+    assert_eq!((&status["state"], &status["outbox"]["pending"]), (&"stopped".into(), &0.into()));
+    assert_eq!((&status["source"], &status["config"]["last_reload"]), (&"plant".into(), &"none".into()));
+    let (_, out, _) = place.run(&["status"]);
+    assert!(out.contains("no daemon runs; figures are from the database"), "{out}");
+}
+
+#[test]
+fn no_database_is_69_and_names_db_init_and_nothing_is_created() {
+    let place = Place::new(false);
+    for verb in [&["status"][..], &["pause"], &["events", "list"], &["db", "check"], &["run"]] {
+        let (code, _, err) = place.run(verb);
+        assert_eq!(code, Some(69), "{verb:?}: {err}");
+        assert!(err.contains("app.db") && err.contains("outboxd db init"), "{verb:?}: {err}");
+    }
+    assert!(!place.folder.path().join("app.db").exists());
+}
+
+#[test]
+fn a_pause_without_a_daemon_is_done_on_the_file_and_is_audited() {
+    let place = Place::new(true);
+    assert_eq!(place.run(&["pause", "--for", "1h"]).0, Some(0));
+    assert!(place.status()["paused_until"].is_string());
+    assert_eq!(place.run(&["resume"]).1, "resumed\n");
+    assert_eq!(place.run(&["resume"]).1, "it was not paused\n");
+    assert!(place.status()["paused_until"].is_null());
+    let (_, out, _) = place.run(&["audit", "--json"]);
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
+    let verbs: Vec<&str> = rows.iter().filter_map(|row| row["verb"].as_str()).collect();
+    assert_eq!(verbs, ["resume", "pause"]);
+    assert!(rows[0]["actor"].as_str().unwrap().starts_with("uid "), "{out}");
+}
+
+#[test]
+fn a_silent_daemon_is_69_and_nothing_is_written() {
+    let place = Place::new(true);
+    // somebody holds the socket and never speaks, as a stopped process does
+    let _silent = std::os::unix::net::UnixListener::bind(place.folder.path().join("app.db.outboxd.sock")).unwrap();
+    let (code, _, err) = place.run(&["pause"]);
+    assert_eq!(code, Some(69));
+    assert!(err.contains("does not answer") && err.contains("nothing was written"), "{err}");
+    let status = place.status();
+    assert_eq!(status["state"], "halted");
+    assert!(status["paused_until"].is_null());
+}
+
+#[test]
+fn a_stale_socket_is_no_daemon() {
+    let place = Place::new(true);
+    drop(std::os::unix::net::UnixListener::bind(place.folder.path().join("app.db.outboxd.sock")).unwrap());
+    assert_eq!(place.run(&["pause"]).0, Some(0));
+    assert_eq!(place.status()["state"], "stopped");
+}
+
+#[test]
+fn a_broken_configuration_still_shows_the_database_and_changes_nothing() {
+    let place = Place::new(true);
+    place.configure("[relay]\nbatchh = 3\n");
+    assert_eq!(place.status()["state"], "stopped");
+    let (code, _, err) = place.run(&["pause"]);
+    assert_eq!(code, Some(78));
+    assert!(err.contains("config.toml:7:1") && err.contains("batchh"), "{err}");
+    assert!(place.status()["paused_until"].is_null());
+}
+
+#[test]
+fn a_reload_without_a_daemon_is_69() {
+    let place = Place::new(true);
+    let (code, _, err) = place.run(&["reload", "--wait"]);
+    assert_eq!(code, Some(69));
+    assert!(err.contains("no daemon runs"), "{err}");
+}
+
+#[test]
+fn an_asset_and_its_event_are_one_and_a_conflict_writes_nothing() {
+    let place = Place::new(true);
+    let create = ["asset", "create", "pump-1", "--name", "Pump", "--material", "S45C", "--json"];
+    let (code, out, err) = place.run(&create);
+    assert_eq!(code, Some(0), "{err}");
+    let asset: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&asset["version"], asset["event_id"].is_string()), (&1.into(), true));
+    assert_eq!(place.run(&create).0, Some(1));
+    let update = |expected| {
+        place.run(&["asset", "update", "pump-1", "--expected-version", expected, "--name", "P", "--material", "X"])
+    };
+    assert_eq!(update("1").0, Some(0));
+    let (code, _, err) = update("1");
+    assert_eq!(code, Some(1));
+    assert!(err.contains("is at version 2, not 1; nothing was written"), "{err}");
+    let (_, out, _) = place.run(&["events", "list", "--json"]);
+    let events: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
+    assert_eq!(events.iter().filter(|e| e["aggregate_id"] == "pump-1").count(), 2, "{out}");
+    assert_eq!(place.status()["outbox"]["pending"], 2);
+}
+
+#[test]
+fn changes_of_several_events_say_what_was_left() {
+    let place = Place::new(true);
+    let (code, out, _) = place.run(&["events", "retry", "nope", "--json"]);
+    assert_eq!(code, Some(1));
+    assert!(out.contains("there is no such event"), "{out}");
+    assert_eq!(place.run(&["events", "retry"]).0, Some(2), "ids are needed");
+    assert_eq!(place.run(&["events", "discard", "x"]).0, Some(2), "a reason is needed");
+}

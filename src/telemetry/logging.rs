@@ -17,6 +17,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::{Layer, reload};
 
+use super::journal::{self, Journal};
+
 /// The form of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -63,6 +65,11 @@ pub fn dropped_lines() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
+/// One more of [`dropped_lines`].
+pub(super) fn count_dropped() {
+    DROPPED.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Sets the log of this process up. Once only.
 pub fn init(level: &str, format: Format) -> Result<Logging, LogError> {
     let (filter, handle) = reload::Layer::new(filter(level)?);
@@ -72,7 +79,7 @@ pub fn init(level: &str, format: Format) -> Result<Logging, LogError> {
         chosen => chosen,
     };
     let layer: Box<dyn Layer<_> + Send + Sync> = match format {
-        Format::Journald => Box::new(tracing_journald::layer().map_err(LogError::Journal)?.with_field_prefix(None)),
+        Format::Journald => Box::new(Journal::connect(journal::SOCKET).map_err(LogError::Journal)?),
         Format::Json => Box::new(lines().json().flatten_event(true)),
         Format::Text | Format::Auto => Box::new(lines().with_ansi(colours())),
     };
@@ -170,7 +177,7 @@ impl Drop for Line {
     fn drop(&mut self) {
         static SINK: Sink = Sink { stalled: Mutex::new(false), reported: AtomicBool::new(false) };
         if !self.0.is_empty() && !SINK.put(io::stderr().as_fd(), &self.0) {
-            DROPPED.fetch_add(1, Ordering::Relaxed);
+            count_dropped();
         }
     }
 }

@@ -3,6 +3,7 @@
 //! May import: domain, limits.
 
 pub mod board;
+mod journal;
 pub mod logging;
 pub mod metrics;
 pub mod notify;

@@ -140,7 +140,7 @@ impl Machine {
                 )
             })
             .collect();
-        self.run(&["sqlite3", database, &format!(".timeout 10000\nBEGIN IMMEDIATE; {sql} COMMIT;")]);
+        self.run(&["sqlite3", "-cmd", ".timeout 10000", database, &format!("BEGIN IMMEDIATE; {sql} COMMIT;")]);
     }
 
     pub(crate) fn await_published(&self, database: &str, count: usize) {

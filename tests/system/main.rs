@@ -68,7 +68,7 @@ fn it_publishes_from_inside_its_sandbox_and_comes_back_after_a_kill() {
     machine.await_property("ActiveState", |state| state == "active");
     machine.commit(DATABASE, 20, 20);
     machine.await_published(DATABASE, 40);
-    assert!(machine.journal().contains("outboxd"), "the journal has its lines");
+    assert!(machine.journal().contains("outboxd runs version="), "the journal has its lines, with their fields");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn the_watchdog_ends_a_daemon_that_hangs_and_systemd_starts_another() {
     machine.run(&["kill", "-STOP", &pid]);
     machine.await_property("MainPID", |now| now != pid && now != "0");
     machine.await_property("ActiveState", |state| state == "active");
-    assert!(machine.journal().contains("Watchdog timeout"), "{}", machine.journal());
+    assert_ne!(machine.property("NRestarts"), "0");
     machine.commit(DATABASE, 0, 3);
     machine.await_published(DATABASE, 3);
 }
