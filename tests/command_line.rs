@@ -18,7 +18,7 @@ fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
 fn help_teaches_with_examples_and_exit_codes() {
     let (code, out, err) = run(&["--help"]);
     assert_eq!((code, err.as_str()), (Some(0), ""));
-    for part in ["Examples:", "outboxd explain 78", "Exit codes: 0 ok", "--config <FILE>"] {
+    for part in ["Examples:", "outboxd explain 10077", "Exit codes: 0 ok", "--config <FILE>"] {
         assert!(out.contains(part), "no {part:?} in\n{out}");
     }
 }
