@@ -185,6 +185,7 @@ impl Inlet for ForgetfulInlet {
     }
 }
 
+/// I6: dedupe record, effect and position are one commit, so a lost ack costs no second effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_committed_and_not_acked_is_applied_once_and_then_acked() {
     let (feed, file) = (Feed::start().await, File::new());

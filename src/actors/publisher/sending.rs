@@ -16,6 +16,9 @@ use crate::telemetry::metrics::FailReason;
 
 /// Runs of one publisher that may be in flight at once: a stream takes 50 batches at a time.
 const RUNS: usize = 16;
+/// With so many lanes their heads alone keep the broker busy (docs/adr/0005): no runs. They are for few aggregates with
+/// many events each, and leave three `Nats-Batch-*` headers on each message.
+const NARROW: usize = 24;
 /// A run shorter than this goes out message by message: an atomic batch pays from a few messages on.
 const SHORTEST_RUN: usize = 4;
 
@@ -31,10 +34,11 @@ impl PublisherState {
         let look_after = Millis::try_from(topology.duplicate_window.as_millis() / 2).unwrap_or(Millis::MAX);
         let rules = self.args.rules.clone();
         let (mut shipments, mut sought, mut looking) = (Vec::new(), Vec::new(), Vec::new());
+        let narrow = self.lanes.breadth() < NARROW;
         let mut runs = 0;
         loop {
             let room = most.saturating_sub(self.lanes.in_flight());
-            let run = topology.atomic && runs < RUNS && room >= SHORTEST_RUN && self.stalled.is_none();
+            let run = narrow && topology.atomic && runs < RUNS && room >= SHORTEST_RUN && self.stalled.is_none();
             let rule = RunRule {
                 max_messages: if run { topology.max_batch } else { 1 },
                 max_bytes: rules.batch_bytes,

@@ -52,6 +52,11 @@ impl Lanes {
         Some((ticket, self.flights.entry(ticket).or_insert(flight)))
     }
 
+    /// Lanes that have something to send or on its way: how many messages can be in flight without runs.
+    pub fn breadth(&self) -> usize {
+        self.queue.len() + self.flights.len()
+    }
+
     /// The next lane that may send; those that were blocked since they were queued leave the queue.
     fn next_queued(&mut self) -> Option<AggregateKey> {
         loop {
