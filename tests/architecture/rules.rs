@@ -31,7 +31,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("ports", &["domain", "limits"], &["bytes", "futures_util", "thiserror", "tokio"]),
     layer("config", &["domain", "limits"], &["humantime", "serde_json", "strsim", "thiserror", "toml"]),
     layer("telemetry", &["domain", "limits"], &[
-        "prometheus_client", "rustix", "sd_notify", "serde_json", "thiserror", "tokio", "tracing", "tracing_journald",
+        "prometheus_client", "rustix", "serde_json", "thiserror", "tokio", "tracing",
         "tracing_subscriber",
     ]),
     layer("store", &["domain", "limits"], &[
