@@ -51,6 +51,7 @@ fn a_consumer_is_never_deaf_after_the_broker_was_away() {
     assert_eq!(application::number(&node.database(), distinct).expect("readable"), 40, "each once");
 }
 
+/// I6: the dedupe record and the effect commit together, so no kill can come between them.
 #[test]
 fn a_consumer_that_is_killed_again_and_again_applies_each_event_once() {
     let world = World::new();
