@@ -2,7 +2,8 @@
 //!
 //! Invariants: every ticket is reported exactly once: a [`Consignment`] or [`Dispatch`] that is dropped, for whatever
 //! reason, reports what it still holds. Ids of flights are never used twice on a connection, and the ack inbox belongs
-//! to one connection: a late ack finds nothing. At most [`RUNS`] atomic batches are in flight.
+//! to one connection: a late ack finds nothing. At most [`RUNS`] atomic batches are taken at a time; what comes above is
+//! to be sent one by one, which is faster than waiting: the server stages each batch in files of its own.
 //!
 //! May import: domain, limits, ports, async_nats.
 
@@ -156,11 +157,16 @@ impl Dispatch {
     pub(super) fn accept(&mut self, mut consignment: Consignment, now: Instant) {
         let expires = now + self.ack_wait;
         for shipment in consignment.shipments.by_ref() {
-            let run = (shipment.messages.len() > 1).then(|| Run {
-                batch_id: batch_id(),
-                length: shipment.messages.len(),
-                next: 1,
-            });
+            let is_run = shipment.messages.len() > 1;
+            if is_run && self.runs_flying + self.runs.len() >= RUNS {
+                push(
+                    &mut self.home,
+                    &consignment.desk,
+                    Report { ticket: shipment.ticket, outcome: Outcome::KnownIdInRun },
+                );
+                continue;
+            }
+            let run = is_run.then(|| Run { batch_id: batch_id(), length: shipment.messages.len(), next: 1 });
             let queue = if run.is_some() { &mut self.runs } else { &mut self.singles };
             queue.push_back(Parcel {
                 desk: consignment.desk.clone(),
