@@ -41,6 +41,12 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Somebody waits for it: it goes ahead of the gaps that are left to other writers, within a bound. Settlements can
+    /// wait for company.
+    fn is_urgent(self) -> bool {
+        !matches!(self, Kind::Settle | Kind::Release | Kind::Prune)
+    }
+
     /// Whether its commit must be on disk before it is answered. Losing a settlement in a power cut only repeats a
     /// publish, which the stream or the look before the send makes harmless. The commit of a lease is the barrier
     /// against ghost events (`relay.barrier`): everything that was read before it is on disk once it is.
@@ -202,7 +208,12 @@ pub struct WriterActor;
 pub struct WriterState {
     args: WriterArgs,
     queue: Vec<Entry>,
+    /// A `Commit` is on its way.
     marked: bool,
+    /// That `Commit`, where it waits for a gap.
+    deferred: Option<tokio::task::JoinHandle<std::result::Result<(), ractor::MessagingErr<WriterMsg>>>>,
+    /// With others writing, the lock has been left alone long enough at this instant.
+    free_at: Instant,
     level: Option<Synchronous>,
     data_version: Option<i64>,
     foreign_at: Option<Instant>,
@@ -224,6 +235,8 @@ impl Actor for WriterActor {
             args,
             queue: Vec::new(),
             marked: false,
+            deferred: None,
+            free_at: Instant::now(),
             level: None,
             data_version: None,
             foreign_at: None,
@@ -239,13 +252,18 @@ impl Actor for WriterActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             WriterMsg::Write(entry) => {
-                state.queue.push(entry);
-                if !state.marked {
-                    state.marked = true;
-                    if myself.cast(WriterMsg::Commit).is_err() {
-                        // draining: no marker can follow, so it is committed at once
-                        state.commit_all().await;
+                let wait = state.take_in(entry);
+                let sent = match wait {
+                    None => Ok(()),
+                    Some(Duration::ZERO) => myself.cast(WriterMsg::Commit),
+                    Some(wait) => {
+                        state.deferred = Some(myself.send_after(wait, || WriterMsg::Commit));
+                        Ok(())
                     }
+                };
+                if sent.is_err() {
+                    // draining: no marker can follow, so it is committed at once
+                    state.commit_all().await;
                 }
             }
             WriterMsg::Commit => state.commit_all().await,
@@ -270,12 +288,47 @@ const FOREIGN_WITHIN: Duration = Duration::from_secs(1);
 /// Gap after a transaction beside another writer, as a multiple of the hold: the lock is ours at most 15 % of the time.
 const GAP: f64 = 5.7;
 const LONGEST_GAP: Duration = Duration::from_millis(50);
+/// Gaps that urgent jobs may owe: so a single event is leased at once, and a backlog is not.
+const CREDIT: Duration = Duration::from_millis(30);
 /// Repetition of the line about a held lock.
 const LOCKED_EVERY: Duration = Duration::from_secs(30);
 
 impl WriterState {
+    /// Queues a job; how long the `Commit` that takes it may be put off, `None` where one is on its way that will do.
+    fn take_in(&mut self, entry: Entry) -> Option<Duration> {
+        let urgent = entry.kind.is_urgent();
+        self.queue.push(entry);
+        let put_off = self.deferred.take();
+        if self.marked && put_off.is_none() {
+            return None;
+        }
+        if let Some(put_off) = put_off {
+            if !urgent {
+                self.deferred = Some(put_off);
+                return None;
+            }
+            put_off.abort();
+        }
+        self.marked = true;
+        Some(self.gap(urgent))
+    }
+
+    /// How long the lock is still to be left to others.
+    fn gap(&self, urgent: bool) -> Duration {
+        if !self.others_write() {
+            return Duration::ZERO;
+        }
+        let owed = self.free_at.saturating_duration_since(Instant::now());
+        if urgent { owed.saturating_sub(CREDIT) } else { owed.min(LONGEST_GAP) }
+    }
+
+    fn others_write(&self) -> bool {
+        self.foreign_at.is_some_and(|at| at.elapsed() < FOREIGN_WITHIN)
+    }
+
     async fn commit_all(&mut self) {
         self.marked = false;
+        self.deferred = None;
         let mut batch = std::mem::take(&mut self.queue);
         while !batch.is_empty() {
             batch = self.commit(batch).await;
@@ -327,8 +380,13 @@ impl WriterState {
         if done.foreign {
             self.foreign_at = Some(Instant::now());
         }
-        if self.foreign_at.is_some_and(|at| at.elapsed() < FOREIGN_WITHIN) {
-            tokio::time::sleep(done.hold.mul_f64(GAP).min(LONGEST_GAP)).await;
+        if self.others_write() {
+            let now = Instant::now();
+            self.free_at = self.free_at.max(now) + done.hold.mul_f64(GAP).min(LONGEST_GAP);
+            if !done.left.is_empty() {
+                // a gap at least as long as the hold before the rest
+                tokio::time::sleep(done.hold).await;
+            }
         }
         done.left
     }

@@ -110,7 +110,7 @@ impl Daemon {
         };
         let tree = Tree::start(args).await.map_err(|error| fail(exit::INTERNAL, "cannot start the actors", &error))?;
         let watcher = watch_database(&store, relay.clone(), fatal_sink)?;
-        tokio::spawn(mirror_link(broker.link(), board.clone(), broker.clone()));
+        tokio::spawn(mirror_link(broker.link(), board.clone()));
 
         let rates = Rates::default();
         let (sampled, counters) = (rates.clone(), metrics.clone());
@@ -319,8 +319,8 @@ fn watch_database(
     .map_err(store_failure)
 }
 
-/// Keeps the board's facts about NATS as the link has them, one log line a change.
-async fn mirror_link(mut link: watch::Receiver<Link>, board: Board, broker: Arc<JetStream>) {
+/// Keeps the board's facts about NATS as the link has them.
+async fn mirror_link(mut link: watch::Receiver<Link>, board: Board) {
     loop {
         let now = link.borrow_and_update().clone();
         board.write(|facts| {
@@ -339,11 +339,6 @@ async fn mirror_link(mut link: watch::Receiver<Link>, board: Board, broker: Arc<
                 }
             }
         });
-        if now.topology().is_some() {
-            for finding in broker.findings() {
-                tracing::warn!("{finding}");
-            }
-        }
         if link.changed().await.is_err() {
             return;
         }

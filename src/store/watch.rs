@@ -3,7 +3,7 @@
 //! A thread of its own with a read-only connection of its own. It sleeps in `poll(2)` on an inotify watch of the
 //! database's directory. inotify fires on the write-ahead log before the commit is visible (the index is mapped memory
 //! and never fires), so one look per event would miss the last commit: after an event the thread looks at
-//! `PRAGMA data_version` at 50 us, growing to 2 ms, until nothing has changed for 30 ms. A slow poll is the safety net
+//! `PRAGMA data_version` at 50 us, growing to 2 ms, until nothing has moved for 30 ms. A slow poll is the safety net
 //! where inotify does not work. What it reports is what the relay can use: new rows, or touched ones.
 
 use std::os::fd::OwnedFd;
@@ -22,6 +22,8 @@ use crate::limits;
 
 const FIRST_LOOK: Duration = Duration::from_micros(50);
 const SLOWEST_LOOK: Duration = Duration::from_millis(2);
+/// Writes to the log this far apart belong to different commits.
+const APART: Duration = Duration::from_micros(500);
 const QUIET: Duration = Duration::from_millis(30);
 
 /// What the watcher has seen.
@@ -101,7 +103,7 @@ impl Watch {
 
     fn run(&mut self, report: &impl Fn(Seen)) {
         while !self.stop.load(Ordering::Relaxed) {
-            let woken = self.sleep();
+            let woken = self.sleep(limits::SAFETY_POLL);
             if identity(&self.path) != self.identity {
                 report(Seen::Replaced);
                 self.identity = identity(&self.path);
@@ -114,12 +116,10 @@ impl Watch {
         }
     }
 
-    /// Sleeps until something in the directory moves; whether it did.
-    fn sleep(&mut self) -> bool {
-        let timeout = Timespec {
-            tv_sec: limits::SAFETY_POLL.as_secs() as i64,
-            tv_nsec: i64::from(limits::SAFETY_POLL.subsec_nanos()),
-        };
+    /// Sleeps until something in the directory moves, `longest` at most; whether something did.
+    fn sleep(&self, longest: Duration) -> bool {
+        let timeout =
+            Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
         if let Some(inotify) = &self.inotify {
             fds.push(PollFd::new(inotify, PollFlags::IN));
@@ -141,18 +141,25 @@ impl Watch {
         ours
     }
 
+    /// Looks often at first, then ever more rarely, until nothing has moved for [`QUIET`]. A new write to the log, after
+    /// a moment without one, begins anew: its commit becomes visible only after its fsync. Writes that follow each other
+    /// closely (our own, under load) do not, so that looking stays cheap.
     fn look_until_quiet(&mut self, report: &impl Fn(Seen)) {
-        let (mut pause, mut last_change) = (FIRST_LOOK, Instant::now());
-        loop {
+        let (mut pause, mut last_move, mut last_write) = (FIRST_LOOK, Instant::now(), Instant::now());
+        while last_move.elapsed() <= QUIET && !self.stop.load(Ordering::Relaxed) {
             if self.look(report) {
-                last_change = Instant::now();
-                pause = FIRST_LOOK;
+                last_move = Instant::now();
             }
-            if last_change.elapsed() > QUIET || self.stop.load(Ordering::Relaxed) {
-                return;
+            if self.sleep(pause) {
+                if last_write.elapsed() > APART {
+                    pause = FIRST_LOOK;
+                }
+                last_write = Instant::now();
+                last_move = last_write;
+                std::thread::sleep(FIRST_LOOK);
+            } else {
+                pause = (pause * 3 / 2).min(SLOWEST_LOOK);
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(SLOWEST_LOOK);
         }
     }
 
