@@ -207,7 +207,7 @@ impl World {
                 self.pending.remove(&head);
                 self.leased.remove(&head);
                 self.failed.insert((aggregate, head));
-                let back = self.lanes.failed(&lane);
+                let back = self.lanes.failed(&lane, head, self.now);
                 self.release(back);
                 self.lanes.settled(&lane, 1);
             }
@@ -344,7 +344,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// I5: per aggregate nothing overtakes an unsettled head; I8: nothing is lost.
     #[test]

@@ -118,8 +118,7 @@ impl Watch {
 
     /// Sleeps until something in the directory moves, `longest` at most; whether something did.
     fn sleep(&self, longest: Duration) -> bool {
-        let timeout =
-            Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
+        let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
         if let Some(inotify) = &self.inotify {
             fds.push(PollFd::new(inotify, PollFlags::IN));

@@ -64,6 +64,23 @@ fn a_standby_takes_over_when_the_owner_is_killed() {
     assert_proven(&world);
 }
 
+/// Freezes a daemon at an instant at which it does not hold the lock of the database: a program that is frozen inside of
+/// a transaction keeps everybody out, whoever relays.
+fn freeze_without_the_lock(node: &mut Node) {
+    let other = application::open(&node.database()).expect("another program");
+    other.busy_timeout(Duration::from_secs(1)).expect("set");
+    eventually("frozen outside of a transaction", s(20), || {
+        node.signal(Signal::STOP).expect("frozen");
+        match other.execute_batch("BEGIN IMMEDIATE; ROLLBACK") {
+            Ok(()) => Ok(()),
+            Err(held) => {
+                node.signal(Signal::CONT).expect("woken");
+                Err(held)
+            }
+        }
+    });
+}
+
 #[test]
 fn a_frozen_owner_loses_its_lease_and_changes_nothing_when_it_wakes() {
     let world = World::new();
@@ -80,7 +97,7 @@ fn a_frozen_owner_loses_its_lease_and_changes_nothing_when_it_wakes() {
         n if n > 200 => Ok(()),
         n => Err(n),
     });
-    first.signal(Signal::STOP).expect("frozen");
+    freeze_without_the_lock(&mut first);
     let published = count(&first, "published");
     eventually("the standby publishes", s(30), || match count(&first, "published") {
         n if n > published + 500 => Ok(()),

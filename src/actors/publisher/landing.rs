@@ -143,7 +143,7 @@ impl PublisherState {
                     Outcome::Refused { class: Class::Row, .. } => FailReason::row,
                     _ => FailReason::exhausted,
                 });
-                self.lanes.failed(&lane)
+                self.lanes.failed(&lane, row.event.seq, now)
             }
             Verdict::Published { .. } | Verdict::Release => Vec::new(),
         };

@@ -111,10 +111,10 @@ impl PublisherState {
         self.args.metrics.failed(FailReason::row);
         self.next.settlements.push(settlement(row, Verdict::Failed { reason: reason(&why) }));
         self.done_with(row.token);
-        let back = self.lanes.failed(&flight.lane);
+        let now = self.now();
+        let back = self.lanes.failed(&flight.lane, row.event.seq, now);
         self.note_settling(&flight.lane, 1);
         self.give_back(back);
-        let now = self.now();
         self.send_settlements(now);
     }
 

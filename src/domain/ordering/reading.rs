@@ -4,6 +4,9 @@ use super::{Admission, Asked, Block, Lane, Lanes, Row, Stale};
 use crate::domain::event::{AggregateKey, Millis, PendingEvent, Seq};
 use crate::limits;
 
+/// Pause before a row is asked for again whose lane is being settled, in milliseconds.
+const AGAIN: Millis = 5;
+
 impl Lanes {
     /// A read begins. Its snapshot has every verdict that was committed before, so lanes that were kept only because an
     /// older read might not know of their failed head can go now.
@@ -65,7 +68,7 @@ impl Lanes {
         Admission::Take
     }
 
-    fn schedule(&mut self, seq: Seq, due: Millis) -> Admission {
+    pub(super) fn schedule(&mut self, seq: Seq, due: Millis) -> Admission {
         if self.scheduled.len() >= limits::SCHEDULED && !self.scheduled.contains_key(&seq) {
             self.scheduled_overflow = true;
             return Admission::Scheduled;
@@ -144,7 +147,8 @@ impl Lanes {
         let key = self.lane_key(event);
         match self.lanes.get_mut(&key) {
             _ if held && self.ordered && self.hold => Admission::Held,
-            Some(lane) if lane.block == Block::Held => Admission::Held,
+            // it stands before the event that has failed just now: again once that is settled
+            Some(lane) if lane.block == Block::Held => self.schedule(event.seq, now + AGAIN),
             Some(lane) if lane.block != Block::Free || lane.stale != Stale::No || !lane.waiting.is_empty() => {
                 lane.remember(event.seq);
                 Admission::Wait
@@ -185,12 +189,17 @@ impl Lanes {
         let key = self.lane_key(&row.event);
         let Some(lane) = self.lanes.get_mut(&key) else { return Some(row) };
         lane.leasing = lane.leasing.saturating_sub(1);
+        let mut seq_again = None;
         let back = match lane.block {
             Block::Until { .. } => {
                 lane.remember(row.event.seq);
                 Some(row)
             }
-            Block::Held => Some(row),
+            Block::Held => {
+                // it may stand before the event that has failed: asked again, and then told held or not
+                seq_again = Some(row.event.seq);
+                Some(row)
+            }
             Block::Free => {
                 self.ready_rows += 1;
                 self.bytes += row.event.weight();
@@ -199,6 +208,9 @@ impl Lanes {
                 None
             }
         };
+        if let Some(seq) = seq_again {
+            self.schedule(seq, 0);
+        }
         self.tidy(&key);
         back
     }

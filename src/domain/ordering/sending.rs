@@ -143,16 +143,22 @@ impl Lanes {
     }
 
     /// The head was withdrawn; its settlement is under way. What comes back is to be released.
-    pub fn failed(&mut self, key: &AggregateKey) -> Vec<Row> {
+    pub fn failed(&mut self, key: &AggregateKey, head: Seq, now: Millis) -> Vec<Row> {
         let hold = self.ordered && self.hold;
         let back = if hold { self.empty(key, &[]) } else { Vec::new() };
+        let mut earlier = Vec::new();
         if let Some(lane) = self.lanes.get_mut(key) {
             lane.unsettled += 1;
             if hold {
+                // scheduled rows whose instant came late stand before the head: it does not hold them
+                earlier.extend(lane.waiting.range(..head));
                 lane.waiting.clear();
                 lane.overflow = false;
                 lane.block = Block::Held;
             }
+        }
+        for seq in earlier {
+            self.schedule(seq, now);
         }
         self.tidy(key);
         back
