@@ -72,6 +72,8 @@ pub enum PublisherMsg {
 pub struct ReadAnswer {
     asked: Vec<Asked>,
     stale: Vec<AggregateKey>,
+    /// [`Lanes::rewinds`] when it was asked.
+    rewinds: u64,
     result: Result<ReadSet>,
 }
 
@@ -161,6 +163,9 @@ pub struct PublisherState {
     expired: bool,
     /// The highest sequence of the stream that was seen.
     last_stream_seq: u64,
+    /// The stream of the last link that was up, and when it was made.
+    stream: String,
+    stream_created: String,
     generation: u64,
     draining: Option<RpcReplyPort<()>>,
     releasing: bool,
@@ -270,6 +275,8 @@ impl PublisherState {
             renewing: false,
             expired: false,
             last_stream_seq: 0,
+            stream: String::new(),
+            stream_created: String::new(),
             generation: 0,
             draining: None,
             releasing: false,
@@ -296,6 +303,12 @@ impl PublisherState {
             self.stalled = None;
             self.lanes.unpark(false);
         }
+        if topology.created != self.stream_created {
+            // another stream counts from its own beginning
+            self.stream_created = topology.created.clone();
+            self.last_stream_seq = topology.last_seq;
+        }
+        self.stream = topology.stream.to_string();
         self.last_stream_seq = self.last_stream_seq.max(topology.last_seq);
         Some(topology)
     }
@@ -314,9 +327,9 @@ impl PublisherState {
             self.read(now, topology);
         }
         if self.draining.is_some() {
-            self.drain(topology.is_some());
+            self.drain();
         }
-        self.arm(now);
+        self.arm(now, topology.is_some());
         self.show_parked();
     }
 
@@ -329,10 +342,11 @@ impl PublisherState {
     }
 
     /// Ends a drain once nothing is in flight, read, leased or settled.
-    fn drain(&mut self, link_is_up: bool) {
+    fn drain(&mut self) {
         let under_way = self.reading || self.leasing || self.settling || self.settle_again.is_some();
-        let in_flight = self.lanes.in_flight() > 0 && link_is_up;
-        if under_way || in_flight || self.releasing || !self.next.settlements.is_empty() {
+        // also with the link down: every ticket is reported, and only then its rows are known to be in doubt
+        let in_flight = self.lanes.in_flight() > 0;
+        if under_way || self.renewing || in_flight || self.releasing || !self.next.settlements.is_empty() {
             return;
         }
         self.releasing = true;
@@ -435,13 +449,15 @@ impl PublisherState {
     }
 
     /// One timer for the next thing that is due.
-    fn arm(&mut self, now: Millis) {
+    fn arm(&mut self, now: Millis, is_up: bool) {
         let renew = self.leases.values().map(|l| l.expires_at - self.lease_millis() / 2).min();
+        // only what can be acted on when it is due: everything else is a message away
+        let idle = !self.args.paused && self.draining.is_none() && !self.reading && !self.leasing;
         let candidates = [
-            self.lanes.next_due(),
-            self.settle_again.as_ref().map(|(at, _)| *at),
-            self.stalled,
-            renew.filter(|_| !self.renewing),
+            self.lanes.next_due().filter(|due| *due > now || (is_up && idle && !self.is_full())),
+            self.settle_again.as_ref().map(|(at, _)| *at).filter(|_| !self.settling),
+            self.stalled.filter(|_| is_up && idle && self.lanes.in_flight() == 0),
+            renew.filter(|_| is_up && !self.renewing),
             (self.read_after > now).then_some(self.read_after),
         ];
         let Some(due) = candidates.into_iter().flatten().min() else {
@@ -468,6 +484,12 @@ impl PublisherState {
         if self.lanes.in_flight() == 0 {
             self.args.heart.rest();
         }
+    }
+
+    /// No more rows are to be read now.
+    fn is_full(&self) -> bool {
+        let rules = &self.args.rules;
+        self.lanes.ready_rows() >= rules.batch || self.lanes.bytes() >= rules.batch_bytes
     }
 
     fn lease_millis(&self) -> Millis {

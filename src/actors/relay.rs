@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
@@ -97,6 +98,8 @@ pub struct RelayState {
     told_standby: bool,
     /// Lost to another owner just now: that one takes the lock first.
     not_before: Option<Instant>,
+    /// The owner is being looked at.
+    watching: Arc<AtomicBool>,
 }
 
 /// How often a stand-by looks at the lock.
@@ -122,6 +125,7 @@ impl Actor for Relay {
             quiescing: false,
             told_standby: false,
             not_before: None,
+            watching: Arc::default(),
         })
     }
 
@@ -223,7 +227,14 @@ impl RelayState {
                         self.told_standby = true;
                         tracing::info!("another daemon relays this database; standing by");
                     }
-                    tokio::spawn(watch_owner(self.args.clone(), since, myself.clone()));
+                    // one at a time: each may wait for a lock that another program holds
+                    if !self.watching.swap(true, Ordering::AcqRel) {
+                        let (args, relay, watching) = (self.args.clone(), myself.clone(), self.watching.clone());
+                        tokio::spawn(async move {
+                            watch_owner(args, since, relay).await;
+                            watching.store(false, Ordering::Release);
+                        });
+                    }
                     return;
                 }
                 Err(error) => {
@@ -440,8 +451,18 @@ async fn watch_owner(args: RelayArgs, since: Millis, relay: ActorRef<RelayMsg>) 
 
 async fn hand_out_touched(store: Store, writer: Writer, publishers: Vec<ActorRef<PublisherMsg>>) {
     const MOST: usize = 4_096;
+    let mut failures = 0;
     loop {
-        let Ok(touched) = store.read(|conn| outbox::read_touched(conn, MOST)).await else { return };
+        let touched = match store.read(|conn| outbox::read_touched(conn, MOST)).await {
+            Ok(touched) => touched,
+            // they stay where they are; the next change, and a start, read them too
+            Err(_) if failures == 40 => return,
+            Err(_) => {
+                failures += 1;
+                tokio::time::sleep(Duration::from_millis(250)).await;
+                continue;
+            }
+        };
         let Some(last) = touched.last().map(|t| t.id) else { return };
         let full = touched.len() == MOST;
         let mut keys: Vec<_> = touched.into_iter().map(|t| t.key).collect();

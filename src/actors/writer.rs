@@ -276,7 +276,8 @@ impl Actor for WriterActor {
 /// What one transaction did.
 struct Done {
     left: Vec<Entry>,
-    level: Synchronous,
+    /// `None` where it could not be set.
+    level: Option<Synchronous>,
     data_version: i64,
     foreign: bool,
     hold: Duration,
@@ -367,7 +368,7 @@ impl WriterState {
     }
 
     async fn after(&mut self, done: Done) -> Vec<Entry> {
-        self.level = Some(done.level);
+        self.level = done.level;
         if done.busy {
             self.tell_locked();
             return done.left;
@@ -433,7 +434,8 @@ fn transaction(
     known_level: Option<Synchronous>,
     known_version: Option<i64>,
 ) -> Done {
-    let mut done = Done { left: Vec::new(), level, data_version: 0, foreign: false, hold: Duration::ZERO, busy: false };
+    let mut done =
+        Done { left: Vec::new(), level: None, data_version: 0, foreign: false, hold: Duration::ZERO, busy: false };
     if known_level != Some(level) {
         // cannot be changed inside of a transaction
         if let Err(error) = connection::set_synchronous(conn, level) {
@@ -441,6 +443,7 @@ fn transaction(
             return done;
         }
     }
+    done.level = Some(level);
     let begun = match conn.transaction_with_behavior(TransactionBehavior::Immediate).step("begin a transaction") {
         Ok(tx) => tx,
         Err(StoreError::Busy(_)) => {

@@ -69,11 +69,6 @@ impl Daemon {
         if let Some(why) = plan.refusal() {
             return Err((plan, why));
         }
-        if plan.has(Class::Reconnect)
-            && let Err(error) = self.broker.reconfigure(broker_settings(&wanted.config)).await
-        {
-            return Err((plan, error.to_string()));
-        }
         match check_handlers(&wanted.config, &self.store).await {
             Ok(problems) if problems.is_empty() => {}
             Ok(problems) => return Err((plan, problems.join("; "))),
@@ -86,6 +81,12 @@ impl Daemon {
         }
         if plan.is_empty() {
             return Ok((plan, "nothing changed".into()));
+        }
+        // the last step that can fail: until here nothing has changed but the level of the log
+        if plan.has(Class::Reconnect)
+            && let Err(error) = self.broker.reconfigure(broker_settings(&wanted.config)).await
+        {
+            return Err((plan, error.to_string()));
         }
         self.adopt(wanted);
         let message = format!("{} keys changed", plan.changed.len());

@@ -174,7 +174,7 @@ pub fn lease(tx: &Transaction<'_>, request: &LeaseRequest) -> Result<Fenced<Gran
     Ok(Fenced::Applied(Grant { token: tx.last_insert_rowid(), seqs }))
 }
 
-/// Extends leases of the owner; answers `Lost` where one of them is gone.
+/// Extends leases of the owner. One that is settled meanwhile is left out: the epoch is the fence.
 pub fn renew(tx: &Transaction<'_>, epoch: Epoch, tokens: &[Token], expires_at: Millis) -> Result<Fenced<()>> {
     if !owns(tx, epoch)? {
         return Ok(Fenced::Lost);
@@ -183,9 +183,7 @@ pub fn renew(tx: &Transaction<'_>, epoch: Epoch, tokens: &[Token], expires_at: M
         .prepare_cached("UPDATE outboxd_leases SET expires_at = ?3 WHERE token = ?1 AND epoch = ?2")
         .step("renew leases")?;
     for token in tokens {
-        if update.execute(params![token, epoch, expires_at]).step("renew leases")? == 0 {
-            return Ok(Fenced::Lost);
-        }
+        update.execute(params![token, epoch, expires_at]).step("renew leases")?;
     }
     Ok(Fenced::Applied(()))
 }

@@ -118,7 +118,20 @@ impl NatsServer {
 
     /// SIGSTOP: connections stay open and nobody answers. What was sent meanwhile is read after [`Self::thaw`].
     pub fn freeze(&mut self) -> Result<(), Trouble> {
-        self.signal(Signal::STOP)
+        self.signal(Signal::STOP)?;
+        // the signal is on its way when `kill` returns: frozen is when every thread is
+        let tasks = format!("/proc/{}/task", self.id().unwrap_or_default());
+        wait::until("a stopped process", Duration::from_secs(5), || {
+            for task in std::fs::read_dir(&tasks).map_err(|e| e.to_string())? {
+                let stat = task.map_err(|e| e.to_string())?.path().join("stat");
+                // a thread that has ended meanwhile runs no more
+                let text = std::fs::read_to_string(stat).unwrap_or_else(|_| ") T".into());
+                if !text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
+                    return Err(text);
+                }
+            }
+            Ok(())
+        })
     }
 
     /// SIGCONT.

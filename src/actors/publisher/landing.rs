@@ -129,6 +129,11 @@ impl PublisherState {
     fn settle_head(&mut self, flight: Flight, verdict: Verdict, outcome: &Outcome, now: Millis) {
         let Flight { lane, rows, .. } = flight;
         let Some(row) = rows.into_iter().next() else { return };
+        if row.unknown_since.is_some() {
+            // an earlier try may be stored: whoever sends it again looks first
+            let unknown = self.unknown(&row);
+            self.next.unknown.push(unknown);
+        }
         self.next.settlements.push(settlement(&row, verdict.clone()));
         self.done_with(row.token);
         let back = match &verdict {
@@ -174,6 +179,9 @@ impl PublisherState {
                 return;
             }
         };
+        if self.stalled.is_some() && self.args.pulse.last() >= now - probe() {
+            self.stalled = None;
+        }
         for (ticket, rows) in asked {
             let answers: Vec<Whereabouts> = found.by_ref().take(rows).collect();
             if let Some(flight) = self.lanes.land(ticket) {
@@ -206,9 +214,14 @@ impl PublisherState {
                     let outcome = Outcome::Collision { stream_seq, detail };
                     if missing.is_empty() {
                         let rest: Vec<Row> = rows.map(|(row, _)| row).collect();
-                        self.lanes.published(&lane, stored);
-                        self.note_settling(&lane, stored);
-                        self.lanes.put_back(&lane, rest);
+                        // before anything that could end the lane
+                        if !rest.is_empty() {
+                            self.lanes.put_back(&lane, rest);
+                        }
+                        if stored > 0 {
+                            self.lanes.published(&lane, stored);
+                            self.note_settling(&lane, stored);
+                        }
                         let single = Flight { lane, rows: vec![row], sent_at: now, looking: false, alone: false };
                         return self.on_trouble(single, &outcome, now);
                     }

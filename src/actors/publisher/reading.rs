@@ -15,8 +15,7 @@ impl PublisherState {
     pub(super) fn read(&mut self, now: Millis, _topology: &Topology) {
         let rules = &self.args.rules;
         let idle = self.reading || self.leasing || self.args.paused || self.draining.is_some();
-        let full = self.lanes.ready_rows() >= rules.batch || self.lanes.bytes() >= rules.batch_bytes;
-        if idle || full || self.settle_again.is_some() || now < self.read_after {
+        if idle || self.is_full() || self.settle_again.is_some() || now < self.read_after {
             return;
         }
         // while nothing is acked only what a probe needs
@@ -24,7 +23,9 @@ impl PublisherState {
         self.lanes.read_begins();
         let stale = self.lanes.take_stale(most);
         let asked = self.lanes.ask(most, now);
-        let ahead = self.more && asked.len() < most && !self.lanes.is_full() && self.stalled.is_none();
+        // a stall with nothing left to probe with reads one row for it
+        let probe_less = self.lanes.ready_rows() == 0 && self.lanes.in_flight() == 0 && asked.is_empty();
+        let ahead = self.more && asked.len() < most && !self.lanes.is_full() && (self.stalled.is_none() || probe_less);
         if stale.is_empty() && asked.is_empty() && !ahead {
             return;
         }
@@ -33,10 +34,11 @@ impl PublisherState {
         let share = Share {
             publisher: self.args.index,
             publishers: self.args.publishers,
-            rows: rules.batch - asked.len().min(rules.batch - 1),
+            rows: (most - asked.len().min(most - 1)).max(1),
             bytes: rules.batch_bytes,
         };
         let (store, to, after) = (self.args.store.clone(), self.myself.clone(), self.lanes.cursor());
+        let rewinds = self.lanes.rewinds();
         tokio::spawn(async move {
             let (keys, numbers) = (stale.clone(), asked.iter().map(|a| a.seq).collect::<Vec<_>>());
             let result = store
@@ -47,7 +49,7 @@ impl PublisherState {
                     Ok(ReadSet { again, rows, ahead })
                 })
                 .await;
-            let _ = to.cast(PublisherMsg::Read(Box::new(ReadAnswer { asked, stale, result })));
+            let _ = to.cast(PublisherMsg::Read(Box::new(ReadAnswer { asked, stale, rewinds, result })));
         });
     }
 
@@ -84,7 +86,12 @@ impl PublisherState {
         }
         if let Some(ahead) = ahead {
             self.more |= ahead.more;
-            self.lanes.read_up_to(ahead.cursor);
+            if answer.rewinds == self.lanes.rewinds() {
+                self.lanes.read_up_to(ahead.cursor);
+            } else {
+                // everything is to be read again: this answer says nothing about the position
+                self.more = true;
+            }
             for found in ahead.rows {
                 if self.lanes.admit(&found.event, found.held, now) == Admission::Take {
                     taken.push(found.event);
@@ -99,7 +106,7 @@ impl PublisherState {
     fn lease(&mut self, mut taken: Vec<PendingEvent>, now: Millis) {
         taken.sort_unstable_by_key(|event| event.seq);
         self.leasing = true;
-        let stream_created = self.link.borrow().topology().map(|t| t.created.clone()).unwrap_or_default();
+        let stream_created = self.stream_created.clone();
         let request = LeaseRequest {
             epoch: self.args.epoch,
             publisher: self.args.index,
@@ -130,13 +137,12 @@ impl PublisherState {
         };
         let now = self.now();
         if !grant.seqs.is_empty() {
-            let created = self.link.borrow().topology().map(|t| t.created.clone()).unwrap_or_default();
             let lease = super::Lease {
                 outstanding: grant.seqs.len(),
                 // counted from before the write: never later than what the database says
                 expires_at: now.saturating_add(self.lease_millis()),
                 floor: self.last_stream_seq,
-                stream_created: created,
+                stream_created: self.stream_created.clone(),
             };
             self.leases.insert(grant.token, lease);
         }

@@ -152,7 +152,7 @@ impl PublisherState {
                 request.epoch = self.args.epoch;
                 request.now = now;
                 request.hold = self.args.rules.hold;
-                request.stream = self.link.borrow().topology().map(|t| t.stream.to_string()).unwrap_or_default();
+                request.stream = self.stream.clone();
                 self.settling_lanes.append(&mut self.next_lanes);
                 Arc::new(request)
             }

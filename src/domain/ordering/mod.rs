@@ -194,6 +194,7 @@ pub struct Lanes {
     flights: HashMap<Ticket, Flight>,
     next_ticket: Ticket,
     cursor: Seq,
+    rewinds: u64,
     ready_rows: usize,
     bytes: usize,
     in_flight: usize,
@@ -222,6 +223,7 @@ impl Lanes {
             flights: HashMap::new(),
             next_ticket: 1,
             cursor: 0,
+            rewinds: 0,
             ready_rows: 0,
             bytes: 0,
             in_flight: 0,
@@ -238,8 +240,18 @@ impl Lanes {
     pub fn set_hold(&mut self, hold: bool) {
         if self.hold != hold {
             self.hold = hold;
-            self.cursor = 0;
+            self.rewind();
         }
+    }
+
+    fn rewind(&mut self) {
+        self.cursor = 0;
+        self.rewinds += 1;
+    }
+
+    /// Times that everything had to be read again: a read that was asked for before says nothing about the position.
+    pub fn rewinds(&self) -> u64 {
+        self.rewinds
     }
 
     /// Everything pending at or below it has been read.
@@ -330,6 +342,15 @@ impl Lanes {
                 self.due.remove(&(*due, key.clone()));
                 self.parked -= usize::from(*parked);
             }
+            if lane.block != Block::Held {
+                lane.block = Block::Free;
+            }
+        }
+    }
+
+    /// A lane behind a failed event is free: the event was put back or discarded.
+    fn free(&mut self, key: &AggregateKey) {
+        if let Some(lane) = self.lanes.get_mut(key) {
             lane.block = Block::Free;
         }
     }

@@ -12,7 +12,8 @@ impl Lanes {
     /// older read might not know of their failed head can go now.
     pub fn read_begins(&mut self) {
         for key in std::mem::take(&mut self.held) {
-            if self.lanes.get(&key).is_some_and(|lane| lane.block == Block::Held && lane.nothing_under_way()) {
+            let over = |lane: &Lane| lane.block == Block::Held && lane.stale == Stale::No && lane.nothing_under_way();
+            if self.lanes.get(&key).is_some_and(over) {
                 self.lanes.remove(&key);
             }
         }
@@ -94,7 +95,7 @@ impl Lanes {
         }
         if self.scheduled_overflow && self.scheduled.len() < limits::SCHEDULED / 2 {
             self.scheduled_overflow = false;
-            self.cursor = 0;
+            self.rewind();
         }
         while asked.len() < limit {
             let Some(key) = self.loadable.pop_first() else { break };
@@ -228,7 +229,7 @@ impl Lanes {
     pub fn touch(&mut self, key: &AggregateKey) {
         if !self.ordered {
             // lanes are single rows here: what is in memory is checked again by the lease
-            self.cursor = 0;
+            self.rewind();
             return;
         }
         self.lanes.entry(key.clone()).or_insert_with(Lane::new).stale = Stale::Yes;
@@ -264,6 +265,7 @@ impl Lanes {
             lane.overflow = false;
         }
         self.unblock(key);
+        self.free(key);
         self.tidy(key);
     }
 }

@@ -147,6 +147,7 @@ impl Lanes {
         let hold = self.ordered && self.hold;
         let back = if hold { self.empty(key, &[]) } else { Vec::new() };
         let mut earlier = Vec::new();
+        self.unblock(key);
         if let Some(lane) = self.lanes.get_mut(key) {
             lane.unsettled += 1;
             if hold {
